@@ -19,9 +19,10 @@ import trio
 
 from levada.actors.durable import Durable, Shards, applies, log_columns, shards
 from levada.actors.journal import Append, JournalConfig, ReadRows
+from levada.actors.journal.log_events import events_of
 from levada.actors.journal.schema import fit
 from levada.actors.spark import Mailbox, serve_bridge, session
-from levada.actors.spark.logs import events_of, shown
+from levada.actors.spark.logs import shown
 from levada.framework import ActorSystem, Asks, handles, message
 
 from ._measure import Measure

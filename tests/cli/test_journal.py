@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import json
 import os
@@ -302,6 +303,25 @@ def test_a_backup_of_a_journal_whose_process_does_not_answer(journal: Path, tmp_
     assert code == 2
     assert output.startswith(f"levada: {journal}: a process has this journal open and did not answer for 0.01 s: ")
     assert not (tmp_path / "copy").exists()
+
+
+def test_an_export(journal: Path, tmp_path: Path, levada: Run) -> None:
+    path = tmp_path / "rows.csv"
+    code, output = levada("export", journal, path, "--partition", "0", "--start", "1", "--end", "3")
+    assert (code, output) == (0, f"{path}: 2 rows, {path.stat().st_size:,} bytes\n")
+    assert path.read_text("utf-8").splitlines() == [
+        '"partition","offset","entity","amount","body","at"',
+        f'0,1,"anna",2,"{base64.b64encode(b"x" * 40).decode()}",',
+        f'0,2,"b\x1b[2Jen",4,"{base64.b64encode(b"x" * 40).decode()}",',
+    ]
+    assert levada("export", journal, path, "--format", "parquet") == (
+        2,
+        f"levada: {path} is there. Nothing is overwritten: move it away, or name another file\n",
+    )
+    assert levada("export", journal, tmp_path / "all", "--format", "parquet")[0] == 0
+    assert levada("export", journal, tmp_path / "rows.xlsx")[0] == 2
+    last_segment(journal).unlink()
+    assert levada("export", journal, tmp_path / "rows.arrow")[0] == 1
 
 
 def test_a_damaged_journal_is_not_backed_up(journal: Path, tmp_path: Path, levada: Run) -> None:

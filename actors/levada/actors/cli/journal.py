@@ -1,4 +1,4 @@
-"""``levada journal``: inspect, verify, repair, back up and restore a journal on disk."""
+"""``levada journal``: inspect, verify, repair, back up, restore and export a journal on disk."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def add_parser(subparsers: Subparsers) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "journal",
-        help="show, verify, repair, back up and restore a journal on disk",
+        help="show, verify, repair, back up, restore and export a journal on disk",
         description="Inspect a journal that no process has open, or a copy, even one from another machine. Only `repair --yes` changes a journal. "
-        "`backup` also copies a journal that is open.",
+        "`backup` and `export` also copy a journal that is open.",
         epilog="Exit codes: 0 the journal is whole; 1 there is damage, or a write that was never answered; "
         "2 a mistake, or a process has the journal open.",
     )
@@ -71,6 +71,15 @@ def add_parser(subparsers: Subparsers) -> None:
     repair = command("repair", _repair, "cut off torn writes and continue without lost rows")
     repair.add_argument("--yes", action="store_true", help="repair the journal; without --yes only print the losses")
 
+    def waits(own: argparse.ArgumentParser) -> None:
+        own.add_argument(
+            "--timeout",
+            type=seconds,
+            default=30.0,
+            metavar="SECONDS",
+            help="wait at most so long for a process that has the journal open (default: 30)",
+        )
+
     def copies(name: str, function: Callable[[argparse.Namespace], int], text: str) -> argparse.ArgumentParser:
         own = commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".")
         own.add_argument("directory", metavar="SOURCE", help="a journal, or a directory of several")
@@ -80,14 +89,20 @@ def add_parser(subparsers: Subparsers) -> None:
         return own
 
     backup = copies("backup", _backup, "copy a journal, also while a process has it open")
-    backup.add_argument(
-        "--timeout",
-        type=seconds,
-        default=30.0,
-        metavar="SECONDS",
-        help="wait at most so long for a process that has the journal open (default: 30)",
-    )
+    waits(backup)
     copies("restore", _restore, "copy a backup to where a journal should be; nothing is overwritten")
+    export = command(
+        "export", _export, "write rows to a file for other programs, also while a process has the journal open"
+    )
+    export.add_argument(
+        "target", metavar="FILE", help="the file to make: .parquet, .csv or .arrow; it must not be there"
+    )
+    export.add_argument("--format", metavar="FORMAT", help="arrow, csv or parquet, whatever the name of the file")
+    export.add_argument("--partition", type=whole(0), metavar="N", help="only this partition (default: all)")
+    export.add_argument("--start", type=whole(0), default=0, metavar="OFFSET", help="begin at this offset")
+    export.add_argument("--end", type=whole(0), metavar="OFFSET", help="end before this offset")
+    export.add_argument("--events", action="store_true", help="only the events of durable actors, as Spark sees them")
+    waits(export)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -313,41 +328,70 @@ def _repair(args: argparse.Namespace) -> int:
 def _backup(args: argparse.Namespace) -> int:
     from levada.actors.journal import backup
 
+    progress = _Progress("bytes")
     return _copied(
-        lambda: backup(_directory(args), args.target, verify=args.verify, timeout=args.timeout, progress=_Progress())
+        lambda: backup(_directory(args), args.target, verify=args.verify, timeout=args.timeout, progress=progress)
     )
 
 
 def _restore(args: argparse.Namespace) -> int:
     from levada.actors.journal import restore
 
-    return _copied(lambda: restore(_directory(args), args.target, verify=args.verify, progress=_Progress()))
+    progress = _Progress("bytes")
+    return _copied(lambda: restore(_directory(args), args.target, verify=args.verify, progress=progress))
 
 
 def _copied(copy: Callable[[], list[Copied]]) -> int:
+    def run() -> None:
+        for each in copy():
+            rows = sum(end - each.first[number] for number, end in each.end.items())
+            print(
+                f"{printable(str(each.directory))}: journal {each.epoch}, opening {each.opening or 'unknown'}, {rows:,} rows in "
+                f"{len(each.end)} partitions, {each.size:,} bytes"
+            )
+
+    return _unless_damaged(run)
+
+
+def _export(args: argparse.Namespace) -> int:
+    from levada.actors.journal import export
+
+    def run() -> None:
+        found = export(
+            _journal(args),
+            args.target,
+            format=args.format,
+            partition=args.partition,
+            start=args.start,
+            end=args.end,
+            events=args.events,
+            timeout=args.timeout,
+            progress=_Progress("rows"),
+        )
+        print(f"{printable(str(found.path))}: {found.rows:,} rows, {found.size:,} bytes")
+
+    return _unless_damaged(run)
+
+
+def _unless_damaged(run: Callable[[], object]) -> int:
     from levada.actors.journal.errors import JournalDamaged
 
     try:
-        done = copy()
+        run()
     except JournalDamaged as error:
         print(f"levada: {printable(str(error))}", file=sys.stderr)
         return 1
-    for each in done:
-        rows = sum(end - each.first[number] for number, end in each.end.items())
-        print(
-            f"{printable(str(each.directory))}: journal {each.epoch}, opening {each.opening or 'unknown'}, {rows:,} rows in {len(each.end)} "
-            f"partitions, {each.size:,} bytes"
-        )
     return 0
 
 
 class _Progress:
     """Prints how far a long copy is."""
 
-    def __init__(self) -> None:
+    def __init__(self, unit: str) -> None:
+        self._unit = unit
         self._next = time.monotonic() + _PROGRESS_EVERY
 
-    def __call__(self, done: int, size: int) -> None:
+    def __call__(self, done: int, whole: int) -> None:
         if time.monotonic() >= self._next:
             self._next += _PROGRESS_EVERY
-            print(f"levada: {done:,} of {size:,} bytes", file=sys.stderr, flush=True)
+            print(f"levada: {done:,} of {whole:,} {self._unit}", file=sys.stderr, flush=True)

@@ -37,6 +37,7 @@ if TYPE_CHECKING:
         SchemaMismatch,
         journal_error,
     )
+    from .exporting import Exported, export
     from .extent import Appended, Extent, Fenced, StoreStatistics, partition_of
     from .ipc import rows_of_stream, stream_of
     from .keeper_process import Keeper, keeper
@@ -75,12 +76,12 @@ if TYPE_CHECKING:
 
 __all__ = [
     "Answer", "Append", "Appended", "AwaitRows", "BatchReused", "Block", "Columns", "CommandReused", "CommitGroup", "Copied", "DeclareGroup",
-    "Deliver", "Delivered", "DiscardOlder", "DiscardStaged", "Envelope", "EraseEntity", "Erased", "Extent", "Fenced", "FindCommand",
-    "ForgetGroup", "Found", "GetExtent", "GetGroups", "GetJournalStatistics", "GetReach", "GetSchema", "Journal", "JournalBehind",
-    "JournalConfig", "JournalDamaged", "JournalError", "JournalFull", "JournalLocked", "JournalStatistics", "JournalUnwritable", "Keeper",
-    "Keyed", "Log", "LogStore", "MailboxLog", "Message", "OffsetGone", "OffsetWithin", "Reach", "Read", "ReadEntity", "ReadRows", "Rows",
-    "SchemaMismatch", "Stage", "StageRows", "Store", "StoreStatistics", "TailedLog", "Taken", "backup", "check_growth", "columns_of",
-    "differences", "fit", "journal_error", "keeper", "partition_of", "restore", "rows_of_stream", "stream_of",
+    "Deliver", "Delivered", "DiscardOlder", "DiscardStaged", "Envelope", "EraseEntity", "Erased", "Exported", "Extent", "Fenced", "FindCommand",
+    "ForgetGroup", "Found", "GetExtent", "GetGroups", "GetJournalStatistics", "GetReach", "GetSchema", "Journal", "JournalBehind", "JournalConfig",
+    "JournalDamaged", "JournalError", "JournalFull", "JournalLocked", "JournalStatistics", "JournalUnwritable", "Keeper", "Keyed", "Log",
+    "LogStore", "MailboxLog", "Message", "OffsetGone", "OffsetWithin", "Reach", "Read", "ReadEntity", "ReadRows", "Rows", "SchemaMismatch", "Stage",
+    "StageRows", "Store", "StoreStatistics", "TailedLog", "Taken", "backup", "check_growth", "columns_of", "differences", "export", "fit",
+    "journal_error", "keeper", "partition_of", "restore", "rows_of_stream", "stream_of",
 ]  # fmt: skip
 
 _MODULES = (
@@ -99,6 +100,7 @@ _MODULES = (
     "log",
     "actor",
     "copying",
+    "exporting",
     "keeper_process",
 )
 """Where the names above are, those first that import least."""

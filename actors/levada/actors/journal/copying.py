@@ -11,6 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 import attrs
@@ -24,7 +25,17 @@ from .errors import JournalDamaged, JournalError, JournalLocked, refused
 from .inspection import Inspection, inspect, journals_in
 from .pinning import Pin, delete_tree, locked, pinned
 
-__all__ = ["Copied", "backup", "restore"]
+__all__ = [
+    "Copied",
+    "Progress",
+    "backup",
+    "pinned_files",
+    "refusals",
+    "require_whole",
+    "restore",
+    "synced_file",
+    "write_pinned",
+]
 
 _MARK = "copying"
 """In a copy that is not whole: locked by the process that makes it."""
@@ -89,16 +100,7 @@ def backup(
     platform = PLATFORM.get()
     journals, folder = _places(source, target)
 
-    def still(journal: Path, resources: ExitStack) -> Pin:
-        while True:
-            with suppress(JournalLocked):
-                return resources.enter_context(_closed(platform, journal))
-            with ExitStack() as asking:
-                found = asking.enter_context(pinned(platform, journal, timeout))
-                if found is not None:
-                    resources.push(asking.pop_all())
-                    return found
-
+    still = partial(pinned_files, platform, timeout)
     return _copy_all(platform, journals, folder_path(source), folder, still, verify=verify, progress=progress)
 
 
@@ -152,12 +154,24 @@ def _places(
     return journals, folder
 
 
+def pinned_files(platform: Platform, timeout: float, journal: Path, resources: ExitStack) -> Pin:
+    """Lock a journal that is closed, or have the files of an open one pinned, until `resources` are closed. Raises as `backup`."""
+    while True:
+        with suppress(JournalLocked):
+            return resources.enter_context(_closed(platform, journal))
+        with ExitStack() as asking:
+            found = asking.enter_context(pinned(platform, journal, timeout))
+            if found is not None:
+                resources.push(asking.pop_all())
+                return found
+
+
 @contextmanager
 def _closed(platform: Platform, directory: Path) -> Iterator[Pin]:
     """Lock a journal that no process has open; yield its files."""
     files, sizes = platform.files, dict[str, int]()
     with inspect(directory) as found:
-        _require_whole(found)
+        require_whole(found)
         for partition in found.partitions:
             for pattern in ("*.segment", "*.index"):
                 for path in files.glob(partition.folder, pattern):
@@ -168,7 +182,8 @@ def _closed(platform: Platform, directory: Path) -> Iterator[Pin]:
         yield Pin(directory, sizes)
 
 
-def _require_whole(found: Inspection) -> None:
+def require_whole(found: Inspection) -> None:
+    """Raise `JournalDamaged` for the first damage that was found."""
     for each in found.findings:
         if each.kind == "damage":
             raise JournalDamaged(f"{each.text} (levada journal verify finds all damage)", path=each.path)
@@ -191,9 +206,9 @@ def _copy_all(
             with ExitStack() as reading:
                 size = _copy(files, still(journal, reading), aside / name, progress)
             with inspect(aside / name, blocks=verify) as found:
-                _require_whole(found)
+                require_whole(found)
                 done.append(_copied(found, target / name, size))
-        with _refusals(aside):
+        with refusals(aside):
             files.unlink(aside / _MARK)
             files.sync_folder(aside)
             files.rename(aside, target)
@@ -205,7 +220,7 @@ def _copy_all(
 @contextmanager
 def _made_aside(files: Files, aside: Path) -> Iterator[None]:
     """Make the folder of a copy, in place of what a killed process has left of one; after an error it is gone again."""
-    with _refusals(aside):
+    with refusals(aside):
         if files.exists(aside) and files.names(aside):
             if not files.exists(aside / _MARK):
                 raise ConfigurationError(f"{aside} is in the way: move it away")
@@ -223,45 +238,53 @@ def _made_aside(files: Files, aside: Path) -> Iterator[None]:
 
 def _copy(files: Files, pin: Pin, folder: Path, progress: Progress | None) -> int:
     """Copy files into a folder, in their order, and sync them; return their size."""
-    done, folders = 0, {folder: None, **{(folder / name).parent: None for name in pin.sizes}}
-    with _refusals(folder):
+    before, folders = 0, {folder: None, **{(folder / name).parent: None for name in pin.sizes}}
+
+    def wrote(size: int) -> None:
+        if progress is not None:
+            progress(before + size, pin.size)
+
+    with refusals(folder):
         for each in folders:
             files.make_folder(each)
     for name, size in pin.sizes.items():
-        source, copy = pin.folder / name, folder / name
-        with files.opened(source) as read, _written(files, copy) as write:
-            at = 0
-            while at < size:
-                part = files.pread(read, min(_PART, size - at), at)
-                if not part:
-                    raise JournalDamaged(f"it has {at} bytes, and should have {size}", path=str(source))
-                with _refusals(copy):
-                    write_all(files, write, [part], at)
-                at += len(part)
-                done += len(part)
-                if progress is not None:
-                    progress(done, pin.size)
-    with _refusals(folder):
+        write_pinned(files, pin.folder / name, size, folder / name, wrote)
+        before += size
+    with refusals(folder):
         for each in reversed(folders):
             files.sync_folder(each)
-    return done
+    return pin.size
+
+
+def write_pinned(files: Files, source: Path, size: int, copy: Path, wrote: Callable[[int], None]) -> None:
+    """Copy the first bytes of a file to a new one, and sync it; `wrote` is called with how many have been copied."""
+    with files.opened(source) as read, synced_file(files, copy) as write:
+        at = 0
+        while at < size:
+            part = files.pread(read, min(_PART, size - at), at)
+            if not part:
+                raise JournalDamaged(f"it has {at} bytes, and should have {size}", path=str(source))
+            with refusals(copy):
+                write_all(files, write, [part], at)
+            at += len(part)
+            wrote(at)
 
 
 @contextmanager
-def _written(files: Files, path: Path) -> Iterator[int]:
+def synced_file(files: Files, path: Path) -> Iterator[int]:
     """Make a file for a block, and sync it."""
-    with _refusals(path):
+    with refusals(path):
         descriptor = files.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
     try:
         yield descriptor
-        with _refusals(path):
+        with refusals(path):
             files.fdatasync(descriptor)
     finally:
         files.close(descriptor)
 
 
 @contextmanager
-def _refusals(path: Path) -> Iterator[None]:
+def refusals(path: Path) -> Iterator[None]:
     """Turn errors of the copy's disk into errors of a journal."""
     try:
         yield

@@ -523,7 +523,7 @@ class Store:
         """Seal old segments, delete those that may go; return how many were deleted.
 
         Raises:
-            JournalUnwritable, JournalFull: the disk refuses. What was deleted by then is gone.
+            JournalUnwritable, JournalFull: the disk refuses. Segments that were deleted by then are gone.
             JournalDamaged: a segment is damaged, so its age is not known.
         """
         self._guard.require_usable()
@@ -618,7 +618,7 @@ class Store:
             entity: value of the column `Keyed.entity`.
             partition: None: the partition of the entity as a key (`partition_of`).
             start: offset in this partition of the first row.
-            max_bytes: size of the rows that are yielded together; those of one block are, whatever their size.
+            max_bytes: size of the rows that are yielded together; the rows of one block always are.
 
         Returns:
             The offset at which to go on, None behind the last row, and the rows: a column ``offset``, then the columns of `schema`.

@@ -24,6 +24,7 @@ from urllib.parse import quote, unquote_to_bytes, urlsplit
 import attrs
 import pyarrow as pa
 
+from levada.actors.journal.log_events import events_of
 from levada.actors.journal.schema import fit, joined
 from levada.actors.rsocket import COMPOSITE, ClientConfig, CoreConfig, RequestFailed, RequestRejected, SetupRejected
 from levada.actors.rsocket.blocking import BlockingPeer, PendingAnswer, RequestTimeout, connect
@@ -34,7 +35,7 @@ from levada.transports.carriers import TlsConfig
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import BearerAuthentication, CompositeMetadata, ZipkinTracing
 
-from .logs import events_of, is_log
+from .logs import is_log
 from .protocol import (
     WINDOW,
     AppendedRows,

@@ -1,0 +1,34 @@
+"""The events in the log of a durable class, without the rows and columns that only its shards need.
+
+This module needs nothing of `levada.actors.durable`: neither Spark's workers nor an export import that.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute
+
+from levada.framework.errors import ConfigurationError
+
+__all__ = ["event_columns", "events_of"]
+
+pc: Any = pyarrow.compute  # its functions are made when it is imported, so type checkers see none
+
+_FIRST = ["entity", "sequence", "command", "time", "kind"]
+
+
+def event_columns(log: pa.Schema) -> pa.Schema:
+    """Return the columns of a log that people see; `ConfigurationError` if this is not the log of a durable class."""
+    if log.names[: len(_FIRST)] != _FIRST:
+        raise ConfigurationError(
+            f"this journal is not the log of a durable class: it has the columns {', '.join(log.names)[:200]}"
+        )
+    return pa.schema([field for field in log if not field.name.startswith("_")])
+
+
+def events_of(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the events among the rows of a log, in the columns that people see. Kinds that begin with ``$`` are the shard's own."""
+    events = pc.invert(pc.starts_with(rows.column("kind"), "$"))
+    return rows.select([name for name in rows.schema.names if not name.startswith("_")]).filter(events)
