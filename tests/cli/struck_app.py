@@ -186,7 +186,10 @@ async def app(system: ActorSystem) -> AsyncIterator[list[Any]]:
         return " ".join(await tills[f"till {value}"].ask(Orders(), timeout=TIMEOUT))
 
     async def answer_rsocket(request: rsocket.Request) -> bytes:
-        return (await answer(request.data.decode())).encode()
+        try:
+            return (await answer(request.data.decode())).encode()
+        except LevadaError as error:
+            raise rsocket.ApplicationError(f"{type(error).__name__}: {error}") from error
 
     async def follow(m: Follow) -> None:
         sender, receiver = channel(int)

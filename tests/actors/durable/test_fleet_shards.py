@@ -15,9 +15,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 pytest.importorskip("pyarrow")
 
+from tests.actors.nodes.apps import Counter, Leave
 from tests.actors.nodes.conftest import Task, nodes_here
 
-from levada.actors.durable import log_columns, log_config, shards, shards_of
+from levada.actors.durable import ShardLost, log_columns, log_config, shards, shards_of
+from levada.actors.durable.access import Access
 from levada.actors.journal import Journal, JournalLocked
 from levada.actors.nodes import Nodes, NodeSettings, NodeUp
 from levada.framework import ActorSystem, restart
@@ -96,14 +98,25 @@ async def test_shards_of_a_node_that_has_ended_are_an_error_at_once_when_all_nod
     assert all(re.fullmatch(gone, str(said)) if at == "n0" else said == 1 for at, said in zip(there, LATE, strict=True))
 
 
+async def test_a_journal_that_has_ended_in_another_process_is_not_asked_again(autojump_clock: MockClock) -> None:
+    async with ActorSystem() as system, nodes_here(system, 1) as (nodes, _):
+        journal = await nodes.spawn(Counter)
+        began = trio.current_time()
+        journal.tell(Leave())
+        with pytest.raises(ShardLost, match="has stopped"):
+            await Access(journal, shard=0, streams=True, patience=30.0).end()
+        assert trio.current_time() - began < 1
+
+
 @pytest.mark.ci
-async def test_shards_whose_root_fails_open_again_and_nothing_else_ends() -> None:
+async def test_shards_whose_root_fails_open_again_and_nothing_else_ends(caplog: pytest.LogCaptureFixture) -> None:
     async with fleet(2):
         assert await SUMS["n0"]["x"].ask(Add(1)) == 1
         root: Any = SYSTEMS["driver"].registry["levada.durable/Sum"]
         restart_actor(root)
         assert [await SUMS[name]["x"].ask(Add(1), command=name, timeout=60) for name in ("n0", "n1")] == [2, 3]
         assert await shards(SYSTEMS["n0"], Sum, events=Added, **sums.SETTINGS) is SUMS["n0"]
+    assert "took longer" not in caplog.text  # for shards that wait for a journal that is gone
 
 
 async def test_other_arguments_are_refused_by_name_with_both_values(tmp_path: Path) -> None:

@@ -80,14 +80,21 @@ class Access:
         """Try again until the journal is in reach, or `patience` is at its end. `lost` is the error of the first attempt."""
         _away.line("%s; it is asked again for %g s", lost, self.patience)
         pause = FIRST_PAUSE
-        with trio.move_on_after(self.patience):
-            while self.journal.is_alive:
-                await trio.sleep(pause)
-                pause = min(2 * pause, LAST_PAUSE)
-                try:
-                    return await attempt()
-                except ShardLost as error:
-                    lost = error
+        ended = trio.Event()
+        forget = self.journal.on_stopped(ended.set)  # a ref of another process does not know it otherwise
+        try:
+            with trio.move_on_after(self.patience):
+                while True:
+                    with trio.move_on_after(pause):
+                        await ended.wait()
+                        break
+                    pause = min(2 * pause, LAST_PAUSE)
+                    try:
+                        return await attempt()
+                    except ShardLost as error:
+                        lost = error
+        finally:
+            forget()
         raise lost
 
     async def _ask_once(self, question: Asks[Any]) -> Any:

@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from contextlib import suppress
 from typing import Any, Final
 
 import trio
 
 from levada.actors.journal import LogStore
 from levada.actors.nodes import Member, MemberState, Nodes
-from levada.framework import Actor, Asks, Reason, Ref, Sender, handles, message
+from levada.framework import Actor, Asks, Normal, Reason, Ref, Sender, Shutdown, handles, message
 from levada.framework.errors import (
     ActorError,
     ActorStopped,
@@ -99,6 +100,12 @@ class Placement(Actor[PrepareHosts | Subscribe]):
     async def stopping(self, reason: Reason) -> None:
         """End the hosts; their shards finish the commands that they have taken."""
         self._work.cancel()
+        if not isinstance(reason, Normal | Shutdown):
+            # The root has failed, and its journal is gone, so there is nothing to wait for. A node that hangs would hold up the next life.
+            for host in self._hosts.values():
+                with suppress(ActorError):
+                    host.tell(EndHost())
+            return
         async with trio.open_nursery() as nursery:
             for host in self._hosts.values():
                 nursery.start_soon(_end, host)
