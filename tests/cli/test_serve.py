@@ -426,6 +426,30 @@ def test_a_third_signal_ends_a_server_whose_app_holds_up_the_loop(tmp_path: Path
         assert server.ends() == (1, "")
 
 
+HANGING = """
+import trio
+async def app(system):
+    print("begins", flush=True)
+    try:
+        await trio.sleep_forever()
+    finally:
+        print("gives up", flush=True)
+    yield
+"""
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(("options", "said"), [([], "gives up"), (["--nodes", "2"], "")], ids=["one process", "nodes"])
+def test_a_start_that_hangs_is_given_up_at_once(tmp_path: Path, options: list[str], said: str) -> None:
+    (tmp_path / "hanging.py").write_text(HANGING)
+    with serving(tmp_path, "hanging:app", "--drain-timeout", "1000", "--log", "error", *options) as server:
+        assert server.line().endswith("begins")
+        server.signal(signal.SIGINT)
+        if said:
+            assert server.line() == said
+        assert server.ends() == (130, "levada: interrupted\n")
+
+
 APPS = """
 from levada.framework import Actor
 import contextlib
@@ -515,6 +539,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "'./shop/desk.py:main' names a file, wanted its module and the app in it: shop.desk:main",
         ),
         (["shop/desk:app"], "'shop/desk:app' names a file, wanted its module and the app in it: shop.desk:app"),
+        (["apps_for_serve:app", "--fence", "f"], "--fence needs --nodes: one process has no others that outlive it"),
         (["no_such_module:app"], "no module named 'no_such_module' in "),
         (["levada.no_such:app"], "no module named 'levada.no_such' in "),
         (["apps_for_serve:ap"], "nothing is named 'ap' in module apps_for_serve; is it 'app'?"),
@@ -608,10 +633,10 @@ from levada.actors.console import connect_console
 from levada.actors.cli.servers import console_of
 
 async def app(system):
-    os.kill(os.getpid(), signal.SIGTERM)
     async with connect_console(console_of(None)) as console:
         snapshot = await console.snapshot()
         print(snapshot.system, snapshot.pid == os.getpid())
+    os.kill(os.getpid(), signal.SIGTERM)
     yield
 """
 

@@ -10,6 +10,7 @@ import random
 import re
 import signal
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -72,11 +73,12 @@ class Server:
 @asynccontextmanager
 async def serving(folder: Path, marker: str) -> AsyncIterator[Server]:
     """Serve the app; check that the server ends in order and leaves no process."""
+    path = os.pathsep.join([str(ROOT), *(each for each in sys.path if each)])
     environment = {
         **os.environ,
         "STRUCK": str(folder),
         "LEVADA_TEST": marker.partition("=")[2],
-        "PYTHONPATH": str(ROOT),
+        "PYTHONPATH": path,
     }
     with (folder / "log").open("wb") as log:
         process = await trio.lowlevel.open_process(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import resource
 import shutil
@@ -492,3 +493,25 @@ async def test_a_class_that_the_node_has_not_imported_is_an_error_of_the_caller(
         with pytest.raises(ConfigurationError, match=r"n0: .*:Unknown is not imported in this node: let the module of"):
             await nodes.spawn(Unknown)
         assert await (await nodes.spawn(Counter)).ask(Add(1)) == 1
+
+
+@pytest.mark.ci
+async def test_with_a_fence_no_node_starts_before_the_nodes_of_a_killed_driver_have_ended(tmp_path: Path) -> None:
+    """The event loop of such a node is blocked, so it ends when its time is over."""
+    fence = tmp_path / "fence"
+    async with driver("deaf", nodes=2, drain_timeout=1.5, fence=str(fence)) as d, ActorSystem() as system:
+        old = await d.ready()
+        await trio.sleep(0.5)  # now they are blocked
+        os.kill(d.pid, signal.SIGKILL)
+        await d.process.wait()
+        assert any(map(is_alive, old))
+        async with local_nodes(system, 1, app, settings=NodeSettings(fence=fence)) as nodes:
+            assert not any(map(is_alive, old))
+            assert is_alive(nodes["n0"].pid)
+            with pytest.raises(
+                ConfigurationError, match=r"processes of another fleet have had the fence \S+fence for 0.1 s"
+            ):
+                async with local_nodes(system, 1, app, settings=NodeSettings(fence=fence, start_timeout=0.1)):
+                    pass
+        with fence.open() as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -94,6 +94,13 @@ def add_parser(subparsers: Subparsers) -> None:
         help="run N processes that share the addresses, or 'cores': one for each core; each has its own actors",
     )
     parser.add_argument(
+        "--fence",
+        type=Path,
+        metavar="FILE",
+        help="with --nodes: start no node before all processes of an earlier server with this file have ended, also after a kill -9, so that "
+        "a singleton never runs twice; the file is made, and stays",
+    )
+    parser.add_argument(
         "--reload",
         action="store_true",
         help="for development: drain and start again when a Python file of the app's folder changes; without --nodes, the app runs on one node",
@@ -142,6 +149,8 @@ def run(args: argparse.Namespace) -> int:
         sys.dont_write_bytecode = (
             True  # a file that changes twice in a second may have the size and the time of its bytecode
         )
+    if args.fence is not None and args.nodes is None:
+        raise ConfigurationError("--fence needs --nodes: one process has no others that outlive it")
     found = find(args.target)
     app = _handler_app(found, args) if args.url else _app(found, args)
     with _logs_on_stderr(args.log), late_ones_dropped(RELOAD) as numbers:
@@ -299,6 +308,8 @@ class _Run:
         """The first signal to end; 0 before it."""
         self._patience = trio.CancelScope()
         """Around the app. Its deadline is the end of the drain."""
+        self._start = trio.CancelScope()
+        """The same, for a start that is given up: there is nothing to drain."""
 
     async def main(self, numbers: list[int]) -> int:
         """Run the app; return the exit code."""
@@ -327,15 +338,15 @@ class _Run:
             serve_own_dashboard(self._system, args.dashboard),
         ):
             self._scrapes = Scrapes(Metrics(self._system))
-            async with self._app(self._system) as listeners:
-                self._listeners = listed(listeners, self._args.target)
-                freeze_heap()
-                if not self._end.is_set():
+            with self._start:
+                async with self._app(self._system) as listeners:
+                    self._listeners = listed(listeners, self._args.target)
+                    freeze_heap()
                     self._state = "serving"
                     for listener in self._listeners:
                         print(f"SERVING {listener.url}", flush=True)
-                await self._end.wait()
-                self._state = "draining"
+                    await self._end.wait()
+                    self._state = "draining"
 
     def _explained(self, error: Exception) -> Exception:
         """Return an error that one line explains. Any other error is logged with its traceback, which the programmer needs."""
@@ -357,6 +368,8 @@ class _Run:
                     self._first = number
                     self._end.set()
                     self._patience.deadline = trio.current_time() + self._args.drain_timeout
+                    if self._state == "starting":
+                        self._start.cancel()
                 elif times == 2:
                     self._patience.cancel()
                     nursery.start_soon(self._say_what_is_left)

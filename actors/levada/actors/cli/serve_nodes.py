@@ -55,7 +55,7 @@ class NodesRun:
     def __init__(self, args: argparse.Namespace) -> None:
         self._app, env = node_app(args)
         self._args = args
-        self._settings = NodeSettings(drain_timeout=args.drain_timeout, restart=_RESTART, env=env)
+        self._settings = NodeSettings(drain_timeout=args.drain_timeout, restart=_RESTART, env=env, fence=args.fence)
         self._state: State = "starting"
         self._urls: Sequence[str] = ()
         self._fleet: Fleet | None = None
@@ -179,9 +179,9 @@ class NodesRun:
                 self._leave()
 
     def _leave(self) -> None:
-        """Drain the app. In development, a start that takes long, or hangs, is given up."""
+        """Drain the app. A start that takes long, or hangs, is given up: there is nothing to drain."""
         self._over.set()
-        if self._args.reload and self._state == "starting":
+        if self._state == "starting":
             self._start.cancel()
 
     def _changed(self, member: Member, reason: Reason | None) -> None:

@@ -1,4 +1,4 @@
-"""``python -m levada.actors.nodes NAME TRACING CONNECTION HEARTBEAT [SOCKETS]``: a node as a child process; `local_nodes` runs it."""
+"""``python -m levada.actors.nodes NAME TRACING FENCE CONNECTION HEARTBEAT [SOCKETS]``: a node as a child process; `local_nodes` runs it."""
 
 from __future__ import annotations
 
@@ -172,7 +172,9 @@ def _first(error: BaseException) -> BaseException:
 def main(arguments: list[str]) -> int:
     """Run a node; returns the exit code: 0 drained, 1 failed, 70 lost its driver; or the code of ``sys.exit``."""
     raise_descriptor_limit()
-    name, tracing, *numbers = arguments
+    name, tracing, fence, *numbers = arguments
+    if fence:
+        os.set_inheritable(int(fence), False)  # it stays open until this process has ended
     inherited = [socket.socket(fileno=int(number)) for number in numbers]
     for each in inherited:
         each.set_inheritable(False)  # child processes of the app must not keep them open

@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections import deque
 from collections.abc import AsyncIterator, Sequence
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -30,6 +30,7 @@ from levada.transports.private_files import make_private_folder
 from levada.transports.qmux import listen_over
 from levada.transports.text import printable
 
+from .fence import fenced
 from .fleet import Fleet
 from .heartbeat import Beats, Pulse
 from .launched import LaunchedProcesses
@@ -80,9 +81,9 @@ async def local_nodes(
         The fleet.
 
     Raises:
-        ConfigurationError: the app cannot be imported elsewhere, or a name is taken.
+        ConfigurationError: the app cannot be imported elsewhere, a name is taken, or another fleet has the `NodeSettings.fence`.
         NodeLost: a node could not start; the text says why, and a note has its traceback.
-        OSError: the folder for the nodes' sockets cannot be made.
+        OSError: the folder for the nodes' sockets cannot be made, or the fence cannot be opened.
 
     Example:
         ::
@@ -92,7 +93,7 @@ async def local_nodes(
     """
     settings = settings or NodeSettings()
     fleet = Fleet.of(system)
-    with ExitStack() as ours:
+    async with AsyncExitStack() as ours:
         handed = unix.HandedListener(1024)
         # The time starts with the process, which has to import everything first.
         qmux = attrs.evolve(QMUX, handshake_timeout=settings.start_timeout)
@@ -102,9 +103,10 @@ async def local_nodes(
             shares = None if sockets is None else sockets.shares
             launcher = LaunchedProcesses(launch, handed, folder, settings, shares, tracing_in_nodes(system))
         elif hasattr(os, "posix_spawn"):
+            fence = await ours.enter_async_context(fenced(settings.fence, settings.start_timeout))
             pulse = ours.enter_context(Pulse(settings.beat))
             folder = ours.enter_context(TemporaryDirectory(prefix="levada-"))
-            launcher = ChildProcesses(handed, pulse, folder, settings, sockets, tracing_in_nodes(system))
+            launcher = ChildProcesses(handed, pulse, folder, settings, sockets, tracing_in_nodes(system), fence)
         else:
             raise ConfigurationError("local nodes need POSIX: child processes with inherited sockets")
         async with (
@@ -125,6 +127,7 @@ class ChildProcesses:
         settings: the settings of the nodes.
         sockets: opens listening sockets for them.
         tracing: the name of the function that makes their tracing, see `levada.framework.tracing.Tracing.elsewhere`.
+        fence: the locked file that they keep open, see `levada.actors.nodes.fence`; None: there is none.
     """
 
     def __init__(
@@ -135,6 +138,7 @@ class ChildProcesses:
         settings: NodeSettings,
         sockets: SharedSockets | None = None,
         tracing: str = "",
+        fence: int | None = None,
     ) -> None:
         self._handed = handed
         self._pulse = pulse
@@ -142,6 +146,7 @@ class ChildProcesses:
         self._settings = settings
         self._sockets = sockets
         self._tracing = tracing
+        self._fence = fence
 
     @property
     def driver_url(self) -> str:
@@ -170,6 +175,7 @@ class ChildProcesses:
                 numbers = [link[1].fileno(), heart[1].fileno()]
                 if self._sockets is not None:
                     numbers.append(theirs.enter_context(self._sockets.offer()).fileno())
+                fence = [] if self._fence is None else [self._fence]
                 try:
                     process = await trio.lowlevel.open_process(
                         [
@@ -179,12 +185,13 @@ class ChildProcesses:
                             "levada.actors.nodes",
                             run.name,
                             self._tracing,
+                            ",".join(map(str, fence)),
                             *map(str, numbers),
                         ],
                         stdin=subprocess.DEVNULL,
                         stdout=output[1],
                         stderr=errors[1],
-                        pass_fds=numbers,
+                        pass_fds=numbers + fence,
                         # Ctrl-C at the terminal is for the driver alone, which drains its nodes; and `Child.kill` ends what a node has started.
                         process_group=0,
                         env=environment,

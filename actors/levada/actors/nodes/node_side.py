@@ -436,7 +436,7 @@ class NodeSide(Nodes):
     async def _settled(self, name: str) -> None:
         """Wait until this node knows all names as the driver had them at its last answer: changes travel on another channel.
 
-        The driver has done what was asked, so a change that is long on its way is a warning, and no error.
+        The driver has carried out the request, so a change that is long on its way is a warning, and no error.
         """
         timeout = self.system.ask_timeout
         renames = await self._ask(Renames(), timeout)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -50,6 +51,10 @@ def _sets(sets: Iterable[Iterable[int]]) -> tuple[tuple[int, ...], ...]:
     return found
 
 
+def _path(path: str | os.PathLike[str] | None) -> str | None:
+    return None if path is None else os.fspath(path)
+
+
 @attrs.frozen(kw_only=True)
 class NodeSettings:
     """How nodes start, end, and restart. Immutable; derive with `attrs.evolve`."""
@@ -82,6 +87,10 @@ class NodeSettings:
     """The CPUs of each node, by its index modulo the length: ``[[0], [1]]`` pins nodes to two cores in turn. Empty: all CPUs."""
     rlimits: Mapping[str, int] = attrs.field(factory=dict[str, int], validator=_check_rlimits)
     """Resource limits of each process, soft and hard, such as ``{"RLIMIT_AS": 2**31}``."""
+    fence: str | None = attrs.field(default=None, converter=_path, validator=v.optional(v.instance_of(str)))
+    """A file of the fleet, for nodes that are child processes. No node starts before all processes of an earlier fleet with the same file have
+    ended, also after their driver was killed; the driver waits for `start_timeout` seconds. So a singleton of the earlier fleet never runs beside
+    one of this fleet. Blocks of `local_nodes` that run at the same time need different files."""
     env: Mapping[str, str] = attrs.field(factory=dict[str, str], validator=_check_env, repr=False)
     """Variables added to the environment of child processes."""
 
