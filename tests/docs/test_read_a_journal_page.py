@@ -9,12 +9,13 @@ from pathlib import Path
 
 import pytest
 
-pytest.importorskip("levada.actors.journal", exc_type=ImportError)
-
 pytestmark = pytest.mark.ci
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "read-a-journal.md"
-FIRST, *READERS = re.findall(r"```python\n(.*?)```\n\nIt prints\n\n```\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL)
+PROGRAMS: list[tuple[str, str]] = re.findall(
+    r"```python\n(.*?)```\n\nIt prints\n\n```\n(.*?)```", PAGE.read_text("utf-8"), re.DOTALL
+)
+FIRST, *READERS = PROGRAMS
 
 
 def printed(program: str, folder: Path) -> str:
@@ -28,6 +29,7 @@ def printed(program: str, folder: Path) -> str:
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the first program has written its file."""
+    pytest.importorskip("levada.actors.journal", exc_type=ImportError)
     path = tmp_path_factory.mktemp("page")
     assert printed(FIRST[0], path) == FIRST[1]
     return path

@@ -22,6 +22,7 @@ from tests.docs import (
     test_nodes_on_spark_page,
     test_nodes_page,
     test_pages,
+    test_read_a_journal_page,
     test_tutorial,
 )
 from tests.packages import environment, install, modules_of
@@ -193,6 +194,7 @@ def run_by_others() -> set[tuple[str, str | None]]:
     }
     found.add((name_of(test_nodes_on_spark_page.PAGE), test_nodes_on_spark_page.ERROR))
     found |= {(name_of(test_demo_page.PAGE), output) for output in (test_demo_page.SHARES, test_demo_page.COMMANDS)}
+    found |= {(name_of(test_read_a_journal_page.PAGE), output) for _, output in test_read_a_journal_page.PROGRAMS}
     pages = ("add-a-carrier.md", "add-a-protocol.md")
     return found | {(f"docs/how-to/{page}", output) for page in pages for _, output in modules_of(page).values()}
 

@@ -310,6 +310,35 @@ def test_a_copy_is_whole_or_not_there_when_its_process_dies_or_the_power_fails_a
     assert tried > 15
 
 
+@pytest.mark.ci
+def test_a_writer_that_dies_at_any_call_of_a_pin_loses_nothing_and_leaves_nothing() -> None:
+    tried, finished = 0, False
+    while not finished:
+        tried += 1
+        disk, calls = SimulatedDisk(), list[Call]()
+
+        def happens(call: Call, calls: list[Call] = calls, count: int = tried) -> Fault | None:
+            if call.kind in CHANGES and call.path.startswith("/journal/backup"):
+                calls.append(call)
+            return Fault(crash=True, done=count % 2) if len(calls) == count else None
+
+        with suppress(Crashed), surrounded(files=SimulatedFiles(disk, faults=happens)):
+            store = Store.open("/journal", SCHEMA, CONFIG)
+            fill(store, 0, 4)
+            with SimulatedFiles(disk).opened("/journal/backup.request", os.O_WRONLY | os.O_CREAT):
+                pass
+            store.look()
+            finished = True
+        disk.power_failure(tried)
+        with surrounded(files=SimulatedFiles(disk)):
+            with Store.open("/journal", None, CONFIG) as store:
+                store.look()
+                store.look()
+            assert contents(Path("/journal")) == {0: [0, 2], 1: [1, 3]}
+            assert not {"backup", "backup.new", "backup.request"} & {*SimulatedFiles(disk).names("/journal")}
+    assert tried > 10
+
+
 def test_a_writer_whose_disk_refuses_the_pin_goes_on_and_answers_later() -> None:
     disk, refusals = SimulatedDisk(), iter(range(3))
 

@@ -70,14 +70,16 @@ class Pins:
         self._ledger = ledger
 
     def look(self) -> None:
-        """Answer a process that wants to copy the journal, or delete the pin if that process was killed."""
+        """Answer a process that wants to copy the journal; delete the pin of a process that was killed, or that this one could not finish."""
         files, directory = self._files, self._directory
         try:
             if files.exists(directory / _REQUEST):
                 self._answer()
-            elif files.exists(directory / _PIN):
-                with locked(files, directory / _LOCK):
-                    delete_tree(files, directory / _PIN)
+                return
+            for left in (directory / _NEW, directory / _PIN):
+                if files.exists(left):
+                    with locked(files, directory / _LOCK):
+                        delete_tree(files, left)
         except JournalLocked:
             pass  # it is being copied
         except (JournalError, OSError) as error:
@@ -150,8 +152,8 @@ def _awaited(platform: Platform, directory: Path, token: str, timeout: float) ->
         polls += 1
         if platform.monotonic() >= deadline:
             raise JournalLocked(
-                f"a process has this journal open and did not answer for {timeout:g} s: it is stopped, its disk is full (its log says so), "
-                "or it is no levada that can be copied while it runs. Stop it first, or wait longer",
+                f"a process has this journal open and did not answer for {timeout:g} s: it stands still, it cannot pin its files (its log says why), "
+                "or its levada is too old. Wait longer, or stop it first",
                 path=str(directory),
             )
         tick.wait(_POLL)
