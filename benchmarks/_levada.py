@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+import attrs
 import msgpack
 import trio
 
@@ -21,7 +22,7 @@ from levada.framework import Actor, ActorSystem, Asks, Codec, Ref, bounded, chan
 
 from ._measure import Contender, Measure
 
-__all__ = ["CONTENDER", "in_trio", "raw_msgpack"]
+__all__ = ["CONTENDER", "in_trio", "raw_msgpack", "raw_msgpack_list", "raw_msgpack_nested"]
 
 clock = time.perf_counter
 
@@ -365,24 +366,81 @@ class Trade:
 TRADE = Trade("EURUSD", 1.0842, 1_000_000, ["one", "two"])
 
 
-def codec(n: int) -> float:
+@message("bench.Order")
+class Order:
+    by: str
+    trade: Trade
+
+
+@message("bench.Quote")
+class Quote:
+    symbol: str
+    bid: float
+    ask: float
+    volume: int
+
+
+@message("bench.Quotes")
+class Quotes:
+    quotes: list[Quote]
+
+
+ORDER = Order("anna", TRADE)
+QUOTES = Quotes([Quote("EURUSD", 1.0842, 1.0843, 1_000_000)] * 100)
+
+
+def _codec(value: object, n: int) -> float:
     codec = Codec()
     start = clock()
     for _ in range(n):
-        codec.decode(codec.encode(TRADE))
+        codec.decode(codec.encode(value))
     seconds = clock() - start
-    assert codec.decode(codec.encode(TRADE)) == TRADE
+    assert codec.decode(codec.encode(value)) == value
     return seconds / n * 1e9
 
 
-def raw_msgpack(n: int) -> float:
-    """Pack and unpack the same fields as a list, without a class around them."""
-    n //= 5
-    pack, unpack = msgpack.packb, msgpack.unpackb
+def _raw(value: object, n: int) -> float:
+    """Pack and unpack the same values as lists, without classes around them."""
+    row, pack, unpack = _row(value), msgpack.packb, msgpack.unpackb
     start = clock()
     for _ in range(n):
-        unpack(pack(["bench.Trade", TRADE.symbol, TRADE.price, TRADE.quantity, TRADE.venues]))
+        unpack(pack(row))
     return (clock() - start) / n * 1e9
+
+
+def _row(value: object) -> object:
+    if isinstance(value, list):
+        return [_row(each) for each in value]
+    if attrs.has(type(value)):
+        return [
+            f"bench.{type(value).__name__}",
+            *(_row(getattr(value, field.name)) for field in attrs.fields(type(value))),
+        ]
+    return value
+
+
+def codec(n: int) -> float:
+    return _codec(TRADE, n)
+
+
+def codec_nested(n: int) -> float:
+    return _codec(ORDER, n)
+
+
+def codec_list(n: int) -> float:
+    return _codec(QUOTES, n)
+
+
+def raw_msgpack(n: int) -> float:
+    return _raw(TRADE, n // 5)
+
+
+def raw_msgpack_nested(n: int) -> float:
+    return _raw(ORDER, n // 5)
+
+
+def raw_msgpack_list(n: int) -> float:
+    return _raw(QUOTES, n // 5)
 
 
 def _table_of(children: int) -> int:
@@ -444,6 +502,8 @@ CONTENDER = Contender(
         "channel": in_trio(_channel_tasks),
         "channel nowait": in_trio(_channel_nowait),
         "codec": codec,
+        "codec nested": codec_nested,
+        "codec list": codec_list,
         "late": in_system(late_median),
         "late worst": in_system(late_worst),
         # The memory of a process is read from /proc, which only Linux has.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ._levada import CONTENDER, raw_msgpack
+from ._levada import CONTENDER, raw_msgpack, raw_msgpack_list, raw_msgpack_nested
 from ._loops import ASYNCIO, TRIO
 from ._measure import Progress, Report, Workload, measure
 from ._peers import peers
@@ -25,7 +25,25 @@ WORKLOADS = (
     Workload(key="thread", title="from_thread.tell, in the thread", n=30_000, base=None, budget=2_000),
     Workload(key="channel", title="channel between tasks, window 256", n=100_000),
     Workload(key="channel nowait", title="channel, send_nowait + receive_nowait", n=100_000),
-    Workload(key="codec", title="codec, encode + decode, 4 fields", n=20_000, base=raw_msgpack, base_name="msgpack"),
+    Workload(
+        key="codec", title="codec, encode + decode, 4 fields", n=20_000, base=raw_msgpack, base_name="msgpack", budget=4
+    ),
+    Workload(
+        key="codec nested",
+        title="codec, one message in another",
+        n=20_000,
+        base=raw_msgpack_nested,
+        base_name="msgpack",
+        budget=5.5,
+    ),
+    Workload(
+        key="codec list",
+        title="codec, list of 100 messages",
+        n=500,
+        base=raw_msgpack_list,
+        base_name="msgpack",
+        budget=6.5,
+    ),
     Workload(key="late", title="5 ms timer in a flood: late by", n=100, base=None),
     Workload(key="late worst", title="5 ms timer in a flood: worst of 100", n=100, base=None),
     Workload(key="million spawn", title="1,000,000 actors: spawn, each", n=1_000_000, base=None, once=True),

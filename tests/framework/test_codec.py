@@ -404,6 +404,55 @@ def test_encode_decode_encode(value: Any, by_type: bool) -> None:
     assert codec.encode(decoded) == octets
 
 
+CAREFUL = Codec(max_items=1023)
+"""Counts the items of every container, so it takes no short cut."""
+ROWS: list[tuple[Any, ...]] = [
+    (Price, "x", 1, True), (Price, "x", 2**2000, 1), (Price, 5, 1.0, 1), (Holder, Empty()), (Holder, Deal("x", 1, 1)),
+    (Book, (PRICE,), {}, (1, "x")), (Book, [PRICE, Deal("x", 1.0, 1)], {"a": Deal("x", 1.0, 1)}, (1, "x")),
+    (Book, [PRICE], {1: PRICE}, (1, "x")), (Book, [], {}, (1, "x", 2)), (Book, [Empty()], {}, (1, "x")),
+    (Book, [None], {}, [1, "x"]), (E, b"x", 2**64), (Tree, [Tree([Tree([], 2**64)])]), (Tree, ["x"]), (Tree, ()), (Box, 2**64),
+]  # fmt: skip
+CHANGES: list[dict[str, Any]] = [
+    {"color": "red"}, {"at": KINDS.at.replace(tzinfo=None)}, {"row": [1.0]}, {"row": (1, 2)}, {"table": {1: None}},
+]  # fmt: skip
+ODD = [cls(*fields) for cls, *fields in ROWS] + [typing.cast(Any, attrs).evolve(KINDS, **each) for each in CHANGES]
+
+
+def outcome(call: Callable[..., Any], *arguments: Any) -> str:
+    try:
+        return repr(call(*arguments))
+    except Exception as error:  # noqa: BLE001
+        return f"{type(error).__name__}: {error}"
+
+
+@given(messages | st.sampled_from(ODD), st.data())
+def test_short_cuts_take_and_refuse_what_the_careful_way_does(value: Any, data: st.DataObject) -> None:
+    written = outcome(codec.encode, value)
+    assert written == outcome(CAREFUL.encode, value)
+    if written.startswith("b"):
+        octets = bytearray(codec.encode(value))
+        if data.draw(st.booleans()):
+            octets[data.draw(st.integers(0, len(octets) - 1))] = data.draw(st.integers(0, 255))
+        for expected in (Any, type(value), Price):
+            assert outcome(codec.decode, bytes(octets), expected) == outcome(CAREFUL.decode, bytes(octets), expected)
+
+
+def test_short_cuts_end_at_the_same_depth_and_size() -> None:
+    tree = Tree([])
+    for depth in range(1, 30):
+        shallow, careful = (Codec(max_depth=33, max_items=most) for most in (2**20, 1023))
+        assert outcome(shallow.encode, tree) == outcome(careful.encode, tree)
+        assert outcome(shallow.decode, codec.encode(tree)) == outcome(careful.decode, codec.encode(tree))
+        assert (outcome(shallow.encode, tree)[0] == "b") is (2 * depth <= 33)
+        tree = Tree([tree])
+    row = Tree([Tree([])] * 200)
+    assert 1024 < len(codec.encode(row)) < 65_536
+    assert codec.decode(codec.encode(row)) == row
+    for few in (Codec(max_items=1999), Codec(max_bytes=1024)):
+        assert outcome(few.encode, row).startswith("ValueError")
+        assert outcome(few.decode, codec.encode(row)).startswith("DecodeError")
+
+
 UserId = NewType("UserId", int)
 Bounded = TypeVar("Bounded", bound=str)
 

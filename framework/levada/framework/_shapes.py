@@ -13,6 +13,8 @@ from uuid import UUID
 
 import attrs
 
+from . import _straight
+from ._straight import Otherwise, Straight
 from ._wire import (
     COPIES,
     EXT_MESSAGE,
@@ -53,6 +55,8 @@ class Shape:
     """Wire keys that a union hands to this member."""
     plain: frozenset[type] = frozenset()
     """Values of exactly these types are not converted, in either direction."""
+    straight: Straight | None = None
+    """The same as straight code, if there is such code for this annotation."""
 
 
 PLAIN = frozenset({types.NoneType, bool, int, float, str, bytes})
@@ -90,7 +94,9 @@ def _native(
             raise Misfit(f"expected {name}, got {got(wire)}")
         return make_exact(widen, wire)
 
-    return Shape(name, lower, lift, (kind,), (kind,), frozenset({kind}) & PLAIN)
+    plain = frozenset({kind}) & PLAIN
+    straight = _straight.number() if kind is float else _straight.as_is(plain)
+    return Shape(name, lower, lift, (kind,), (kind,), plain, straight)
 
 
 def _converted(kind: type, wire_type: type, write: Callable[[Any], Any], read: Callable[[Any], Any]) -> Shape:
@@ -109,7 +115,7 @@ def _converted(kind: type, wire_type: type, write: Callable[[Any], Any], read: C
         except (ValueError, ArithmeticError) as error:
             raise Misfit(f"{NAMES.repr(wire)} is not a {name}: {error}") from error
 
-    return Shape(name, lower, lift, (kind,), (wire_type,))
+    return Shape(name, lower, lift, (kind,), (wire_type,), straight=_straight.converted(lower, lift))
 
 
 def _datetime() -> Shape:
@@ -124,7 +130,9 @@ def _datetime() -> Shape:
             )
         return value
 
-    return attrs.evolve(native, lower=lower)
+    arrives = _straight.as_is(frozenset({dt.datetime}))
+    straight = attrs.evolve(arrives, lower=_straight.converted(lower, native.lift).lower, lowers_as_is=frozenset())
+    return attrs.evolve(native, lower=lower, straight=straight)
 
 
 _MICROSECOND = dt.timedelta(microseconds=1)
@@ -161,7 +169,8 @@ def _choice(name: str, members: dict[tuple[type, Any], Any], takes: tuple[type, 
             raise Misfit(f"expected {name}, got {NAMES.repr(wire)}")
         return members[type(wire), wire]
 
-    return Shape(name, lower, lift, takes, tuple(sorted(wire_types, key=str)))
+    straight = _straight.converted(lower, lift)
+    return Shape(name, lower, lift, takes, tuple(sorted(wire_types, key=str)), straight=straight)
 
 
 def _enum(kind: type[Enum]) -> Shape:
@@ -244,7 +253,8 @@ def _array(name: str, item: Shape, takes: Any, build: Callable[[list[Any]], Any]
             raise Misfit("an item is there twice")
         return built
 
-    return Shape(name, lower, lift, takes, (list,))
+    straight = None if is_set or item.straight is None else _straight.array(item.straight, takes, build)
+    return Shape(name, lower, lift, takes, (list,), straight=straight)
 
 
 def _check_hash(key: Any, alike: dict[int, int]) -> None:
@@ -291,7 +301,9 @@ def _fixed_tuple(name: str, items: tuple[Shape, ...]) -> Shape:
             raise Misfit(f"expected {name}, got {got(wire)}")
         return each(wire, lambda item, inner: item.lift(inner, into, depth - 1), depth)
 
-    return Shape(name, lower, lift, (tuple,), (list,))
+    parts = [item.straight for item in items if item.straight is not None]
+    straight = _straight.row(parts) if len(parts) == len(items) else None
+    return Shape(name, lower, lift, (tuple,), (list,), straight=straight)
 
 
 def _mapping(name: str, key: Shape, item: Shape) -> Shape:
@@ -340,7 +352,8 @@ def _mapping(name: str, key: Shape, item: Shape) -> Shape:
                 raise
         return lifted
 
-    return Shape(name, lower, lift, (dict,), (Pairs,))
+    straight = _straight.mapping(key.plain, item.straight) if key.plain and item.straight else None
+    return Shape(name, lower, lift, (dict,), (Pairs,), straight=straight)
 
 
 def _handle(name: str, kind: AttachmentKind | None, item: Any) -> Shape:
@@ -397,7 +410,11 @@ def _union(members: list[Shape]) -> Shape:
         return member.lift(wire, into, depth)
 
     plain = frozenset[type]().union(*(member.plain for member in members))
-    return Shape(name, lower, lift, tuple(by_type), tuple(by_wire), plain)
+    straight = _straight.as_is(plain) if plain else None
+    others = [member for member in members if member.takes != (types.NoneType,)]
+    if len(others) == 1 and others[0].straight is not None:
+        straight = _straight.optional(others[0].straight)
+    return Shape(name, lower, lift, tuple(by_type), tuple(by_wire), plain, straight)
 
 
 def _anything() -> Shape:
@@ -426,7 +443,7 @@ def _anything() -> Shape:
             return pairs.lift(wire, into, depth)
         return _ANY_MESSAGE.lift(wire, into, depth) if wire_key(wire) == "message" else into.take(wire, Any)
 
-    shape = Shape("Any", lower, lift, (), (), PLAIN)
+    shape = Shape("Any", lower, lift, (), (), PLAIN, _straight.as_is(PLAIN))
     items = _array("list", shape, (list, tuple), list)
     pairs = _mapping("dict", shape, shape)
     lower_as = {dt.datetime: _LEAVES[dt.datetime].lower, list: items.lower, tuple: items.lower, dict: pairs.lower}
@@ -453,10 +470,14 @@ class Plan:
     """What each item of a row adds to a path: nothing for the tag, ``.name`` for a field."""
     by_name: bool
     """The constructor wants its arguments by name."""
-    plain_row: Callable[[Any], tuple[Any, ...] | None]
-    """The row ``(tag, field, …)`` of an instance if every field goes over as it is, else None."""
-    from_plain_row: Callable[[list[Any]], Any]
-    """The instance of such a row, complete and of exactly these types; else None. Raises what validators raise."""
+    flat: bool
+    """Whether every field may have a value that goes over as it is. The two functions below then raise only `Otherwise` and what validators raise."""
+    bulky: bool
+    """Whether a field may be bytes, which are long perhaps."""
+    lower_row: Callable[[Any, Any, int], tuple[Any, ...]]
+    """Instance, function that packs a row, levels of messages inside it: the row ``(tag, field, …)``. Any error: by way of the shapes."""
+    lift_row: Callable[[list[Any], int], Any]
+    """The instance of a row with a tag and all fields. Any error as above."""
 
 
 def plan_of(cls: Any) -> Plan:
@@ -480,38 +501,40 @@ def plan_of(cls: Any) -> Plan:
             )
         steps = ("", *(f".{field.name}" for field in fields))
         by_name = any(attribute.kw_only for attribute in attributes)
-        plan = Plan(cls, tag, tuple(fields), steps, by_name, *_plain_functions(cls, tag, fields, by_name))
+        flat = all(field.shape.plain for field in fields)
+        bulky = any(bytes in field.shape.plain for field in fields)
+        plan = Plan(
+            cls,
+            tag,
+            tuple(fields),
+            steps,
+            by_name,
+            flat,
+            bulky,
+            *_straight.row_functions(cls, tag, fields, by_name=by_name),
+        )
         cls.__message_plan__ = plan
     return plan
 
 
-def _plain_functions(
-    cls: type, tag: str, fields: list[Field], by_name: bool
-) -> tuple[Callable[[Any], tuple[Any, ...] | None], Callable[[list[Any]], Any]]:
-    """Both directions of a message with plain fields as straight code, made as attrs makes its methods.
+def _flat_row(plan: Plan, value: Any) -> tuple[Any, ...] | None:
+    """Return the row of an instance of which every field goes over as it is; None for others."""
+    if plan.flat:
+        try:
+            return plan.lower_row(value, None, 0)
+        except Otherwise:
+            pass
+    return None
 
-    Three fields: 0.13 µs to read and check, against 0.4 µs with `attrgetter` and a tuple of types; the way back 0.3 against 0.55 µs.
-    """
-    if not all(field.shape.plain for field in fields):
-        return (lambda value: None), (lambda row: None)
-    names = [f"f{i}" for i in range(len(fields))]
-    named = list(zip(names, fields, strict=True))
-    fits = (
-        " and ".join(f"type({name}) {'is' if len(field.shape.plain) == 1 else 'in'} T{name}" for name, field in named)
-        or "True"
-    )
-    reads = "".join(f"    {name} = value.{field.name}\n" for name, field in named)
-    arguments = ", ".join(f"{field.alias}={name}" if by_name else name for name, field in named)
-    source = (
-        f"def plain_row(value):\n{reads}    return ({', '.join(['tag', *names])},) if {fits} else None\n"
-        f"def from_plain_row(row):\n    if len(row) != {len(fields) + 1}: return None\n"
-        f"    [{', '.join(['_', *names])}] = row\n    return cls({arguments}) if {fits} else None\n"
-    )
-    scope: dict[str, Any] = {"cls": cls, "tag": tag}
-    for name, field in named:
-        scope[f"T{name}"] = field.shape.plain if len(field.shape.plain) > 1 else next(iter(field.shape.plain))
-    exec(compile(source, f"<codec of {cls.__qualname__}>", "exec"), scope)  # nothing but attribute names goes in
-    return scope["plain_row"], scope["from_plain_row"]
+
+def _flat_message(plan: Plan, row: list[Any]) -> Any:
+    """Return the instance of a complete row of which every field arrives as it is; None for others. Raises what validators raise."""
+    if plan.flat and len(row) == len(plan.steps):
+        try:
+            return plan.lift_row(row, 0)
+        except Otherwise:
+            pass
+    return None
 
 
 def _message(name: str, wanted: tuple[type, ...]) -> Shape:
@@ -528,7 +551,7 @@ def _message(name: str, wanted: tuple[type, ...]) -> Shape:
             plan = plan_of(cls)
         if depth < 1:
             raise Misfit(_TOO_DEEP, ValueError)
-        row = plan.plain_row(value)
+        row = _flat_row(plan, value)
         if row is None:
             lowered = [plan.tag]
             try:
@@ -574,7 +597,7 @@ def _message(name: str, wanted: tuple[type, ...]) -> Shape:
         try:
             if large is not None:
                 return build(plan, large.fields(field.shape for field in plan.fields), large.size - 1, into, depth)
-            made = plan.from_plain_row(row)
+            made = _flat_message(plan, row)
             return made if made is not None else build(plan, row[1:], len(row) - 1, into, depth)
         except Misfit:
             raise
@@ -597,7 +620,7 @@ def _message(name: str, wanted: tuple[type, ...]) -> Shape:
             return plan.cls(**{field.alias: value for field, value in zip(plan.fields, values, strict=False)})
         return plan.cls(*values)
 
-    return Shape(name, lower, lift, wanted, ("message",))
+    return Shape(name, lower, lift, wanted, ("message",), straight=_straight.message(wanted))
 
 
 _ANY_MESSAGE = _message("a message", (object,))

@@ -133,6 +133,19 @@ def unpack(data: bytes) -> Any:
         raise _malformed(error) from error
 
 
+def unpack_all(payloads: list[bytes]) -> list[Any]:
+    """Unpack each; 0.1 µs less than `unpack` for short ones."""
+    if max(map(len, payloads), default=0) >= SCAN_FROM:
+        return [unpack(payload) for payload in payloads]
+    try:
+        return [
+            msgpack.unpackb(payload, ext_hook=_ext, object_pairs_hook=Pairs, strict_map_key=False, timestamp=3)
+            for payload in payloads
+        ]
+    except _MALFORMED as error:
+        raise _malformed(error) from error
+
+
 def _scan(data: bytes) -> None:
     """Raise `ValueError` unless the data is one complete value, without building it."""
     scanner = msgpack.Unpacker(max_buffer_size=len(data))
@@ -233,6 +246,20 @@ def _long(data: bytes, at: int) -> int:
     return 1 + width + code + int.from_bytes(data[at + 1 : at + 1 + width], "big")
 
 
+def message_start(data: bytes) -> int:
+    """Where the payload of a message begins that is all of the data, below `PIECEMEAL_FROM` octets; 0 if it is something else."""
+    size = len(data)
+    if size < 3:
+        return 0
+    octet = data[0]
+    if octet == 0xC7:
+        return 3 if data[2] == EXT_MESSAGE and data[1] == size - 3 else 0
+    if octet == 0xC8:
+        return 4 if size > 4 and data[3] == EXT_MESSAGE and data[1] << 8 | data[2] == size - 4 else 0
+    fixed = 0xD4 <= octet <= 0xD8 and data[1] == EXT_MESSAGE and 1 << (octet - 0xD4) == size - 2
+    return 2 if fixed else 0
+
+
 def is_container(octet: int) -> bool:
     """Whether a value that begins with this octet is a list or a map."""
     return _KINDS[octet] in (list, Pairs)
@@ -293,19 +320,18 @@ def ext_value(code: int, payload: bytes) -> Any:
 _HEADERS = [msgpack.packb(msgpack.ExtType(EXT_MESSAGE, bytes(size)))[: -size or None] for size in range(256)]
 
 
-def pack_message(row: tuple[Any, ...]) -> bytes:
-    """A whole message of plain fields. The header from a table saves 0.3 µs over packing an `msgpack.ExtType`."""
-    for value in row:
-        if type(value) is bytes and len(value) >= BULK_FROM:
-            return _pack_bulk(row)
-    packer = new_packer()
+def pack_message(row: tuple[Any, ...], packer: msgpack.Packer, *, bulky: bool) -> bytes:
+    """A whole message; `bulky` if bytes may be in its row. The header from a table saves 0.3 µs over packing an `msgpack.ExtType`."""
+    if bulky:
+        for value in row:
+            if type(value) is bytes and len(value) >= BULK_FROM:
+                return _pack_bulk(row, packer)
     payload = packer.pack(row)
     return _HEADERS[len(payload)] + payload if len(payload) < 256 else packer.pack(ext_value(EXT_MESSAGE, payload))
 
 
-def _pack_bulk(row: tuple[Any, ...]) -> bytes:
+def _pack_bulk(row: tuple[Any, ...], packer: msgpack.Packer) -> bytes:
     """The same for a row with long bytes, which are copied once: 0.2 of the time for 270 kB."""
-    packer = new_packer()
     parts = [b"", packer.pack_array_header(len(row))]
     for value in row:
         if type(value) is bytes and 0x10000 <= len(value) < 1 << 32:
