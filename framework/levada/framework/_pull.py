@@ -301,7 +301,7 @@ class _PullInbox(Inbox[Any]):
         return TURN
 
     def _offer(self) -> None:
-        """Make a free routee look for a message, if possible one that is not about to restart."""
+        """Make a free routee look for a message, if possible not one about to restart."""
         free = self._free
         if free and not self._ended:
             for _ in range(len(free)):

@@ -518,7 +518,7 @@ def plan_of(cls: Any) -> Plan:
 
 
 def _flat_row(plan: Plan, value: Any) -> tuple[Any, ...] | None:
-    """Return the row of an instance of which every field goes over as it is; None for others."""
+    """Return the row of an instance whose fields all go over as they are; None for others."""
     if plan.flat:
         try:
             return plan.lower_row(value, None, 0)
@@ -528,7 +528,7 @@ def _flat_row(plan: Plan, value: Any) -> tuple[Any, ...] | None:
 
 
 def _flat_message(plan: Plan, row: list[Any]) -> Any:
-    """Return the instance of a complete row of which every field arrives as it is; None for others. Raises what validators raise."""
+    """Return the instance of a complete row whose fields all arrive as they are; None for others. Raises what validators raise."""
     if plan.flat and len(row) == len(plan.steps):
         try:
             return plan.lift_row(row, 0)

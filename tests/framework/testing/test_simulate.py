@@ -277,6 +277,33 @@ def test_a_scenario_that_hangs_fails_at_its_limit() -> None:
         simulate(scenario, seeds=[1], limit=60.0)
 
 
+def test_a_scenario_may_end_while_a_paused_process_waits_for_its_disk() -> None:
+    async def work() -> None:
+        while True:
+            await PLATFORM.get().run_in_thread(os.getpid)
+
+    async def scenario(world: World) -> None:
+        await world.start("a", work)
+        await trio.sleep(1)
+        world["a"].pause(60)
+        await trio.sleep(1)
+
+    assert simulate(scenario, seeds=[1]).seconds < 60
+
+
+def test_a_world_in_which_nothing_will_happen_any_more_fails_and_names_its_processes() -> None:
+    async def wait() -> None:
+        with trio.CancelScope(shield=True):
+            await trio.sleep_forever()
+
+    async def scenario(world: World) -> None:
+        await world.start("a", wait)
+        await trio.sleep(1)
+
+    with pytest.raises(SimulationFailure, match=r"every task waits, and no time-out will wake one.* not ended: a"):
+        simulate(scenario, seeds=[1])
+
+
 def test_each_process_has_a_clock_of_its_own_that_jumps() -> None:
     async def scenario(world: World) -> None:
         times: dict[str, float] = {}

@@ -15,7 +15,7 @@ from levada.framework.platform import PLATFORM, REAL, Platform
 if TYPE_CHECKING:
     from trio.testing import MockClock
 
-__all__ = ["platform_of_run", "virtual_time", "wait_for_threads"]
+__all__ = ["is_stuck", "platform_of_run", "virtual_time", "wait_for_threads"]
 
 
 def virtual_time(clock: trio.abc.Clock, *, since: float) -> Platform:
@@ -62,6 +62,14 @@ def wait_for_threads(clock: MockClock) -> None:
     autojump.waits_for_threads = True  # type: ignore[attr-defined]
     clock._autojump = autojump  # type: ignore[method-assign]
     clock.autojump_threshold = 0
+
+
+def is_stuck() -> bool:
+    """Return whether nothing will wake a task: there is no deadline, no thread works, and no task waits for a file."""
+    from trio.testing import active_thread_count
+
+    deadline = trio.lowlevel.current_statistics().seconds_to_next_deadline
+    return deadline == inf and not active_thread_count() and not _waits_for_files()
 
 
 def _waits_for_files() -> bool:

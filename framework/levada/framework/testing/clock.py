@@ -14,10 +14,10 @@ import trio
 from trio.testing import MockClock
 
 from levada.framework._runtime.slices import SLICE
-from levada.framework._runtime.virtual_time import virtual_time, wait_for_threads
+from levada.framework._runtime.virtual_time import is_stuck, virtual_time, wait_for_threads
 from levada.framework.platform import Platform
 
-__all__ = ["CountingClock", "autojump", "counted_time", "deterministic"]
+__all__ = ["CountingClock", "autojump", "counted_time", "deterministic", "unshield", "watch"]
 
 _BEGIN: Final = 1_600_000_000.0
 """The first second since 1970 of a run that a seed repeats."""
@@ -42,6 +42,29 @@ def autojump() -> MockClock:
     clock = MockClock(autojump_threshold=0)
     wait_for_threads(clock)
     return clock
+
+
+def watch(stuck: Callable[[], None]) -> None:
+    """Make the clock of this run, which jumps, call a function when nothing will wake a task any more: there is nothing to jump to."""
+    clock: Any = trio.lowlevel.current_clock()
+    jump = clock._autojump
+
+    def step() -> None:
+        before = clock.current_time()
+        jump()
+        if clock.current_time() == before and is_stuck():
+            stuck()
+
+    clock._autojump = step
+
+
+def unshield() -> None:
+    """Take the shields from all cancel scopes of this run, so that cancelled tasks end."""
+    for task in trio._core._run.GLOBAL_RUN_CONTEXT.runner.tasks:
+        status: Any = task._cancel_status
+        while status is not None:
+            status._scope.shield = False
+            status = status._parent
 
 
 class CountingClock:

@@ -221,6 +221,11 @@ class Process(Endpoint):
         fault = self.world.strikes.at_call(self, call)
         return self.machine.faults(call) if fault is None and self.machine.faults is not None else fault
 
+    def go_on(self) -> None:
+        """End its pauses for good, because the world ends."""
+        self.paused = 0
+        self._resumed.set()
+
     def _resume(self) -> None:
         self.paused -= 1
         if not self.paused:
@@ -282,6 +287,7 @@ class Process(Endpoint):
         limiter: trio.CapacityLimiter | None = None,
     ) -> R:
         """Call a function after a while, in the task itself."""
+        await trio.lowlevel.checkpoint_if_cancelled()
         borrower = object()
         if limiter is not None:
             await limiter.acquire_on_behalf_of(borrower)

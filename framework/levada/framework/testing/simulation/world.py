@@ -24,7 +24,7 @@ import trio
 from levada.framework import __version__
 from levada.framework.errors import ConfigurationError
 from levada.framework.system import ActorSystem
-from levada.framework.testing.clock import autojump, deterministic
+from levada.framework.testing.clock import autojump, deterministic, unshield, watch
 from levada.framework.testing.explore import Turn
 from levada.framework.text import text_of
 
@@ -83,6 +83,7 @@ class World:
         self.modules = ModuleState()
         """Variables that all processes share."""
         self._pids = 100
+        self._stuck: str | None = None
         self._nursery: trio.Nursery
 
     # What users call.
@@ -234,7 +235,19 @@ class World:
                 await scenario(self)
             if scope.cancelled_caught:
                 raise AssertionError(f"the scenario did not end within {limit:g} s of virtual time")
+            for process in self.processes:
+                process.go_on()  # cancelled tasks may wait for a thread of a paused process
             self._nursery.cancel_scope.cancel()
+        if self._stuck is not None:
+            raise AssertionError(self._stuck)
+
+    def end_stuck(self) -> None:
+        """End a world that is stuck, because every task waits and no time-out will wake one: cancel shielded tasks too, and fail."""
+        left = ", ".join(process.name for process in self.processes if not process.gone.is_set())
+        self._stuck = (
+            f"every task waits, and no time-out will wake one; processes that have not ended: {left or 'none'}"
+        )
+        unshield()
 
 
 def _serving(app: App, name: str, process: Process) -> Callable[[], Awaitable[None]]:
@@ -353,6 +366,7 @@ async def _run(
 ) -> float:
     world = World(seed, machines, faults)
     worlds.append(world)
+    watch(world.end_stuck)
     try:
         await world.run(scenario, limit)
     finally:
