@@ -32,6 +32,7 @@ from levada.actors.journal import (  # noqa: E402
     Journal,
     JournalConfig,
     JournalDamaged,
+    JournalError,
     JournalFull,
     JournalLocked,
     JournalUnwritable,
@@ -381,6 +382,25 @@ def test_a_writer_that_ends_before_it_answers(journal: Path, tmp_path: Path, mon
     assert found[0].end == {0: 51, 1: 50}
 
 
+def test_the_answer_to_a_copy_that_was_killed_is_no_answer_to_the_next_one(journal: Path, tmp_path: Path) -> None:
+    """The writer deletes the new question with the old one, so it is asked again."""
+    with Store.open(journal, None, CONFIG) as store:
+        (journal / "backup.request").write_text("0123")
+        store.look()
+        assert (journal / "backup" / "pin.json").exists()
+        (journal / "backup").rename(tmp_path / "old")
+        with copying(journal, tmp_path / "copy", timeout=60.0) as (thread, found):
+            while not (journal / "backup.request").exists():
+                assert thread.is_alive()
+            (tmp_path / "old").rename(journal / "backup")
+            (journal / "backup.request").unlink()
+            while not (journal / "backup.request").exists():
+                assert thread.is_alive()
+            while thread.is_alive():
+                store.look()
+        assert found[0].end == {0: 50, 1: 50}
+
+
 def test_one_copy_of_an_open_journal_at_a_time(journal: Path, tmp_path: Path) -> None:
     begun, done = threading.Event(), threading.Event()
 
@@ -538,6 +558,20 @@ def test_a_restore_says_how_the_journal_that_is_there_differs(journal: Path, tmp
     assert refusal(tmp_path / "other") == "it is another journal"
     (tmp_path / "empty").mkdir()
     assert refusal(tmp_path / "empty").startswith("it cannot be compared (")
+
+
+async def test_a_batch_that_was_staged_at_the_backup_is_staged_again_after_the_restore(tmp_path: Path) -> None:
+    async with ActorSystem(ask_timeout=60.0) as system:
+        journal = system.spawn(partial(Journal, tmp_path / "journal", SCHEMA, config=CONFIG))
+        await journal.ask(StageRows("q", 0, 0, 0, rows(1, 2)))
+    await trio.to_thread.run_sync(backup, tmp_path / "journal", tmp_path / "copy")
+    async with ActorSystem(ask_timeout=60.0) as system:
+        journal = system.spawn(partial(Journal, tmp_path / "copy", None, config=CONFIG))
+        with pytest.raises(JournalError, match="staged"):
+            await journal.ask(Deliver("q", 0, {0: 0}))
+        await journal.ask(StageRows("q", 0, 0, 1, rows(1, 2)))
+        delivered = await journal.ask(Deliver("q", 0, {0: 1}))
+        assert (delivered.already, delivered.ranges) == (False, {0: (0, 2)})
 
 
 def test_a_backup_that_is_open_is_not_restored(journal: Path, tmp_path: Path) -> None:

@@ -37,7 +37,9 @@ from levada.actors.journal import (  # noqa: E402
     Keyed,
     OffsetGone,
     SchemaMismatch,
+    backup,
     columns_of,
+    restore,
 )
 from levada.actors.rsocket import RequestFailed  # noqa: E402
 from levada.actors.spark import (  # noqa: E402
@@ -493,6 +495,22 @@ async def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None
         with pytest.raises(ConfigurationError, match=r"open to this user only.*mode 755"):
             async with serve_bridge(system, tmp_path):
                 pass
+
+
+@pytest.mark.ci
+async def test_a_backup_of_all_mailboxes_of_a_running_bridge(tmp_path: Path) -> None:
+    async with ActorSystem() as system:
+        async with serve_bridge(system, tmp_path / "b") as bridge:
+            for name, numbers in (("lines", [1, 2]), ("orders", [3])):
+                await (await bridge.mailbox(name, Line)).append(batch(*numbers))
+            copies = await trio.to_thread.run_sync(backup, tmp_path / "b" / "mailboxes", tmp_path / "copy")
+            assert [(each.directory.name, each.end) for each in copies] == [("lines", {0: 2}), ("orders", {0: 1})]
+            await (await bridge.mailbox("more", Line)).append(batch(4))
+        (tmp_path / "c").mkdir(mode=0o700)
+        await trio.to_thread.run_sync(restore, tmp_path / "copy", tmp_path / "c" / "mailboxes")
+        async with serve_bridge(system, tmp_path / "c") as bridge:
+            lines = await bridge.mailbox("lines", Line)
+            assert (await lines.append(batch(5))).first == 2
 
 
 async def test_a_folder_and_certificates_that_cannot_be_used(tmp_path: Path) -> None:

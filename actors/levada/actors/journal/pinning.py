@@ -133,9 +133,6 @@ def pinned(platform: Platform, directory: Path, timeout: float) -> Iterator[Pin 
         token = platform.token_bytes(8).hex()
         try:
             delete_tree(files, directory / _PIN)
-            beside = directory / (_REQUEST + "-new")
-            _write(files, beside, token.encode(), 0o644)  # the writer may be another user
-            files.rename(beside, directory / _REQUEST)
             yield _awaited(platform, directory, token, timeout)
         finally:
             files.discard(directory / _REQUEST)
@@ -143,9 +140,17 @@ def pinned(platform: Platform, directory: Path, timeout: float) -> Iterator[Pin 
 
 
 def _awaited(platform: Platform, directory: Path, token: str, timeout: float) -> Pin | None:
-    files, answer = platform.files, directory / _PIN / "pin.json"
+    files = platform.files
+    _ask(files, directory, token)
     deadline, tick, polls = platform.monotonic() + timeout, Event(), 0
-    while not files.exists(answer) or (found := json.loads(files.read(answer)))["token"] != token:
+    while True:
+        # In this order: the writer deletes the question behind the answer.
+        is_asked = files.exists(directory / _REQUEST)
+        sizes = _answer_to(files, directory, token)
+        if sizes is not None:
+            return Pin(directory / _PIN, sizes)
+        if not is_asked:  # it was deleted with the question of a process that was killed
+            _ask(files, directory, token)
         if polls % _POLLS == 0:  # seldom: a writer that starts in this moment finds the folder locked
             with suppress(JournalLocked), locked(files, directory / "lock", shared=True):
                 return None
@@ -157,7 +162,22 @@ def _awaited(platform: Platform, directory: Path, token: str, timeout: float) ->
                 path=str(directory),
             )
         tick.wait(_POLL)
-    return Pin(directory / _PIN, found["sizes"])
+
+
+def _ask(files: Files, directory: Path, token: str) -> None:
+    beside = directory / (_REQUEST + "-new")
+    _write(files, beside, token.encode(), 0o644)  # the writer may be another user
+    files.rename(beside, directory / _REQUEST)
+
+
+def _answer_to(files: Files, directory: Path, token: str) -> dict[str, int] | None:
+    """Return the sizes in the answer to this question; None if there is no answer, or one to another question."""
+    try:
+        found = json.loads(files.read(directory / _PIN / "pin.json"))
+    except FileNotFoundError:
+        return None
+    sizes: dict[str, int] = found["sizes"]
+    return sizes if found["token"] == token else None
 
 
 @contextmanager
