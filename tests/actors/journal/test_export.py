@@ -6,6 +6,7 @@ import base64
 import csv
 import datetime as dt
 import errno
+import shutil
 import threading
 from collections.abc import Callable
 from decimal import Decimal
@@ -57,10 +58,17 @@ def fill(directory: Path | str, count: int = 40) -> None:
                 store.append([(number, rows(*range(n + number, min(n + 10, count), 2)))])
 
 
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A journal, which takes a quarter of a second."""
+    path = tmp_path_factory.mktemp("made") / "journal"
+    fill(path)
+    return path
+
+
 @pytest.fixture
-def journal(tmp_path: Path) -> Path:
-    fill(tmp_path / "journal")
-    return tmp_path / "journal"
+def journal(made: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(made, tmp_path / "journal")
 
 
 def places(path: Path) -> list[tuple[int, int, int]]:
@@ -225,6 +233,7 @@ def test_mistakes(journal: Path, tmp_path: Path) -> None:
         (journal, "there.csv", {}, "there.csv is there. Nothing is overwritten"),
         (journal, "rows.xlsx", {}, "the format is 'xlsx', wanted arrow, csv, parquet"),
         (journal, "rows", {}, "the format is '', wanted"),
+        (journal, "none/rows.csv", {}, "there is no folder .*none for rows.csv: make it first"),
         (tmp_path, "rows.csv", {}, "is not a journal: name a folder that has a ledger.sqlite"),
         (tmp_path / "nowhere", "rows.csv", {}, "is not a journal"),
         (journal, "rows.csv", {"partition": 2}, "the partition is 2, wanted 0 to 1"),

@@ -108,6 +108,8 @@ def export(
         raise ConfigurationError(f"the format is {kind!r}, wanted {', '.join(_ENCODERS)}")
     if platform.files.exists(path):
         raise ConfigurationError(f"{path} is there. Nothing is overwritten: move it away, or name another file")
+    if not platform.files.exists(path.parent):
+        raise ConfigurationError(f"there is no folder {path.parent} for {path.name}: make it first")
     journal = folder_path(source)
     if journals_in(journal) != [journal]:
         raise ConfigurationError(f"{journal} is not a journal: name a folder that has a ledger.sqlite")
