@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 import logging
 import os
 import random
@@ -126,6 +127,33 @@ def test_rows_that_follow_each_other_are_found_as_others(
             for start in range(len(names) + 1):
                 own = [(n, n) for n, name in enumerate(names) if name == entity and n >= start]
                 assert found(store, entity, start) == own
+
+
+@pytest.mark.parametrize(("every", "rows"), [(2, 400), (20, 400), (3, 40)])
+def test_answers_keep_their_size_and_are_whole_whatever_shares_the_blocks(
+    tmp_path: Path, every: int, rows: int
+) -> None:
+    """One row of many, one of few, and runs: large ones of anna among small ones of ben, in blocks of 8 KiB."""
+    config = JournalConfig(keyed=KEYED, block_bytes=8192, segment_bytes=1 << 20)
+    with open_store(tmp_path, config) as store:
+        for first in range(0, rows, 40):
+            large = [n % every == 0 for n in range(first, first + 40)]
+            events = [
+                Event("anna" if each else "ben", None, first + n, "x" * (600 if each else 1))
+                for n, each in enumerate(large)
+            ]
+            store.append([(0, batch(*events))])
+        for entity, wanted in (("anna", range(0, rows, every)), ("ben", [n for n in range(rows) if n % every])):
+            for max_bytes in (1, 2000, 10_000, 1 << 20):
+                answers = [each for _, each in store.rows_of(entity, partition=0, max_bytes=max_bytes)]
+                assert [n for each in answers for n in each.column("amount").to_pylist()] == list(wanted)
+                sizes = [each.drop_columns("offset").nbytes for each in answers]
+                blocks = [each.column("offset").to_pylist() for each in answers]
+                assert all(
+                    size <= max_bytes or len({n // 40 for n in here}) == 1
+                    for size, here in zip(sizes, blocks, strict=True)
+                )
+                assert all(one + two > max_bytes * 0.9 for one, two in itertools.pairwise(sizes))
 
 
 def test_an_entity_is_in_the_partition_of_its_name(tmp_path: Path) -> None:
