@@ -33,6 +33,7 @@ NEEDS: dict[str, set[str]] = {
     "quic": {"levada.transports.quic"},
     "websocket": {"levada.actors.dashboard", WEBSOCKET},  # wsproto brings h11, which the dashboard asks for
     "journal": JOURNAL,
+    "postgres": JOURNAL | {"levada.actors.postgres"},
     "spark": JOURNAL | {"levada.actors.spark.query"},
     "cli": set(),
     "prometheus": set(),

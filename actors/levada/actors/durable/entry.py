@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
 
 import attrs
 import trio
@@ -44,6 +44,8 @@ R = TypeVar("R")
 
 LONGEST_ID = 1000
 """The most bytes of an id."""
+DATABASES: Final = ("postgresql://", "postgres://")
+"""How the URL of a database begins, which is no folder."""
 _SHARD_AGAIN = attrs.evolve(AGAIN, max_backoff=1.0)
 """A shard ends with each append that a failing disk refuses, and what needs no rows should not wait for long."""
 
@@ -303,7 +305,8 @@ async def shards(
         events: the classes of its events, as a union (``Deposited | Withdrawn``). Each has an `applies` method.
         journal: a folder, made if it is missing, that no other process has open; for entities on nodes, a folder of the driver's machine. Or the ref
             of a `levada.actors.journal.Log`, which may be in another process, with the columns ``log_columns(events)``, or the same in another
-            order; a `Journal` has the config ``log_config(shards)``. Or a `levada.actors.journal.LogStore`, which every node opens for itself.
+            order; a `Journal` has the config ``log_config(shards)``. Or a `levada.actors.journal.LogStore`, which every node opens for itself: the
+            URL of a database, ``postgresql://user@host/database``, makes a `levada.actors.postgres.PostgresStore`.
         shards: the number of partitions of the log, 1 to 4096, fixed when the log is made. Entities are spread over them by their ids.
         nodes: the nodes for the entities: each shard is on one node that is up, and every node must have imported the class. None: this process. The
             default: on a node the nodes of its fleet, elsewhere this process.
@@ -347,10 +350,10 @@ async def shards(
         raise ConfigurationError(
             "clock= is for shards in this process, because a function cannot travel to nodes: leave out clock=, or give nodes=None"
         )
-    place = _place_of(journal, keeper=keeper)
+    name = name or cls.__name__
+    place = _place_of(journal, name, keeper=keeper)
     await load_arrow()
     wanted = ShardLog(kinds)
-    name = name or cls.__name__
     per_shard = -(-max_live // shards)
     terms = Terms(
         cls=f"{cls.__module__}:{cls.__qualname__}" if fleet is None else importable(cls),
@@ -418,7 +421,7 @@ async def _join(system: ActorSystem, cls: type[Durable[M]], name: str, fleet: No
 
     known = _known_as(system, name)
     async with known.finding:  # so that calls at the same time share one follower
-        root, journal = await open_shards(fleet, name, opening)
+        root, journal = await open_shards(fleet, name, opening.sent())
         found = known.shards
         if found is None or not found.ref.is_alive or found.cls is not cls:
             found = await _follow(system, cls, root)
@@ -429,7 +432,13 @@ async def _join(system: ActorSystem, cls: type[Durable[M]], name: str, fleet: No
         return found
 
 
-def _place_of(journal: Any, *, keeper: bool) -> Place:
+def _place_of(journal: Any, name: str, *, keeper: bool) -> Place:
+    if isinstance(journal, str) and journal.startswith(DATABASES):
+        try:
+            from levada.actors.postgres import PostgresStore
+        except ModuleNotFoundError as missing:
+            raise ConfigurationError(str(missing)) from missing
+        journal = PostgresStore.at(journal, name)
     is_path = isinstance(journal, str | os.PathLike)
     is_other = isinstance(journal, Ref) or (not is_path and callable(getattr(journal, "open", None)))
     if keeper and is_other:

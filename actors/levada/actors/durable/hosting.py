@@ -6,14 +6,18 @@ driver opens it again, there or on another node. So a shard that was fenced off 
 
 from __future__ import annotations
 
+import sys
+from importlib import import_module
 from typing import Any, Final
 
 import attrs
 import pyarrow as pa
 import trio
 
+from levada.actors.journal import LogStore
 from levada.framework import Actor, Asks, Codec, Down, Ref, Reply, Sender, bounded, handles, message
 from levada.framework.errors import ActorError, ConfigurationError
+from levada.transports.text import printable
 
 from .access import Access
 from .entity import Durable
@@ -22,7 +26,19 @@ from .settings import ShardSettings
 from .shard import Leave, Shard
 from .snapshots import Snapshots
 
-__all__ = ["MAILBOX", "CheckHost", "Close", "EndHost", "GetPlacement", "Host", "Open", "Owner", "Subscribe", "Terms"]
+__all__ = [
+    "MAILBOX",
+    "CheckHost",
+    "Close",
+    "EndHost",
+    "GetPlacement",
+    "Host",
+    "Open",
+    "Owner",
+    "SentStore",
+    "Subscribe",
+    "Terms",
+]
 
 MAILBOX = 1024
 """The most commands that wait in the mailbox of a shard."""
@@ -106,12 +122,42 @@ class _Unused:
     """The driver has asked nothing."""
 
 
+@message("levada.durable.sent_store", frozen=True)
+class SentStore:
+    """A `LogStore` on its way to another process, which may not know its class yet: the driver never imports the app."""
+
+    module: str
+    """Has the class."""
+    data: bytes = attrs.field(repr=False)
+    """The store as a message; it may have a password."""
+
+    @classmethod
+    def of(cls, store: LogStore) -> SentStore:
+        """Take a store along."""
+        return cls(type(store).__module__, Codec().encode(store))
+
+    @property
+    def store(self) -> LogStore:
+        """The store. `ConfigurationError` if its class is not of levada, and this process has not imported it."""
+        if self.module.startswith("levada."):
+            try:
+                import_module(self.module)
+            except ModuleNotFoundError as missing:
+                raise ConfigurationError(str(missing)) from missing
+        elif self.module not in sys.modules:
+            raise ConfigurationError(
+                f"the log is in a store of {printable(self.module)}, which this process has not imported"
+            )
+        found: LogStore = Codec().decode(self.data)
+        return found
+
+
 class Host(Actor[CheckHost | Open | Close | EndHost | _Unused]):
     """The shards of a durable class on this node."""
 
     terms: Terms
     journal: Any
-    """The ref of the log, or the `LogStore` that has it."""
+    """The ref of the log, or a `SentStore`."""
 
     async def started(self) -> None:
         """Find the class."""
@@ -121,7 +167,7 @@ class Host(Actor[CheckHost | Open | Close | EndHost | _Unused]):
         shards, patience, journal = self.terms.shards, self.terms.patience, self.journal
         is_ref = isinstance(journal, Ref)
         if not is_ref:
-            journal = await self.enter(journal.open(self.system, shards))
+            journal = await self.enter(journal.store.open(self.system, shards))
         self._ways = [Access(journal, shard, is_ref, patience) for shard in range(shards)]
         self._told: set[int] = set()
         self._leaving = False

@@ -29,7 +29,7 @@ from levada.actors.journal.config import REOPEN_EVERY
 from levada.framework import Actor, ActorSystem, Asks, Ref, bounded, message, restart
 from levada.framework.errors import ActorError, ConfigurationError, LevadaError
 
-from .hosting import Terms
+from .hosting import SentStore, Terms
 from .rows import grown, log_config
 
 __all__ = ["AGAIN", "Folder", "OpenShards", "OpenedShards", "Place", "columns_in", "has_streams", "open_journal"]
@@ -65,7 +65,7 @@ class OpenShards(Asks[OpenedShards]):
     terms: Terms
     """The schema has the columns of a new log."""
     journal: Any
-    """A ref, a `LogStore`, or None for a folder."""
+    """A ref, a `LogStore`, a `SentStore`, or None for a folder."""
     folder: bytes
     """The absolute folder, in the driver's process if there are nodes: a name of a file, which need not be Unicode."""
     keeper: bool
@@ -102,13 +102,21 @@ class OpenShards(Asks[OpenedShards]):
 
     @property
     def _journal(self) -> object:
-        return os.fsdecode(self.folder) if self.journal is None else self.journal
+        return os.fsdecode(self.folder) if self.journal is None else self.place
 
     @property
     def place(self) -> Place:
-        """Where the log is."""
-        found: Place = Folder(Path(os.fsdecode(self.folder)), self.keeper) if self.journal is None else self.journal
+        """Where the log is. `ConfigurationError` if it is in a store whose class this process does not know."""
+        if self.journal is None:
+            return Folder(Path(os.fsdecode(self.folder)), self.keeper)
+        found: Place = self.journal.store if isinstance(self.journal, SentStore) else self.journal
         return found
+
+    def sent(self) -> OpenShards:
+        """Return the request as it travels."""
+        if self.journal is None or isinstance(self.journal, Ref):
+            return self
+        return OpenShards(self.terms, SentStore.of(self.journal), self.folder, self.keeper)
 
 
 def has_streams(place: Place) -> bool:
@@ -146,12 +154,19 @@ async def open_journal(root: Actor[Any], place: Place, schema: pa.Schema, shards
     if isinstance(place, Ref):
         return place
     if not isinstance(place, Folder):
-        return await root.enter(place.open(root.system, shards))
+        return await root.enter(_opened(root.system, root.ref, place, shards))
     config = log_config(shards)
     if place.keeper:
         return await root.enter(_kept(root.system, root.ref, place.path, schema, config))
     factory = partial(Journal, place.path, schema, config=config, reopen_every=REOPEN_EVERY)
     return root.spawn(factory, name="journal", mailbox=bounded(256), supervise=AGAIN)
+
+
+@asynccontextmanager
+async def _opened(system: ActorSystem, root: Ref[Any], store: LogStore, shards: int) -> AsyncIterator[Ref[Any]]:
+    """Open a store, for the actor above the shards."""
+    async with store.open(system, shards) as journal, _ended_first(system, root):
+        yield journal
 
 
 @asynccontextmanager
@@ -161,19 +176,28 @@ async def _kept(
     """Keep a journal in a child process, for the actor above the shards."""
     from levada.actors.journal import keeper  # a program without other processes needs none of it
 
+    async with keeper(system, name=f"{root.path[1:]}-keeper") as keep:
+        journal = await keep.open(folder, schema, config=config)
+        async with _ended_first(system, root):
+            try:
+                yield journal
+            finally:
+                journal.stop()
+
+
+@asynccontextmanager
+async def _ended_first(system: ActorSystem, root: Ref[Any]) -> AsyncIterator[None]:
+    """Have the shards end first at the end of the system: the youngest actors end first, and what reaches the log is younger than the shards."""
+
     async def end() -> None:
         root.stop()
         await root.terminated()
 
-    async with keeper(system, name=f"{root.path[1:]}-keeper") as keep:
-        journal = await keep.open(folder, schema, config=config)
-        # At the end of the system the youngest actors end first, and the connection to the keeper is younger than the shards.
-        forget = system.at_end("accept", end)
-        try:
-            yield journal
-        finally:
-            forget()
-            journal.stop()
+    forget = system.at_end("accept", end)
+    try:
+        yield
+    finally:
+        forget()
 
 
 def _prepare(folder: Path, wanted: pa.Schema, shards: int) -> pa.Schema:

@@ -15,7 +15,6 @@ from typing import Any, Final
 
 import trio
 
-from levada.actors.journal import LogStore
 from levada.actors.nodes import Member, MemberState, Nodes
 from levada.framework import Actor, Asks, Normal, Reason, Ref, Sender, Shutdown, handles, message
 from levada.framework.errors import (
@@ -27,7 +26,7 @@ from levada.framework.errors import (
     RemoteFailure,
 )
 
-from .hosting import CheckHost, Close, EndHost, Host, Open, Owner, Subscribe, Terms
+from .hosting import CheckHost, Close, EndHost, Host, Open, Owner, SentStore, Subscribe, Terms
 
 __all__ = ["Placement", "PrepareHosts", "target"]
 
@@ -66,7 +65,7 @@ class Placement(Actor[PrepareHosts | Subscribe]):
 
     fleet: Nodes
     terms: Terms
-    journal: Ref[Any] | LogStore
+    journal: Ref[Any] | SentStore
 
     def __attrs_post_init__(self) -> None:
         self._owners = [Owner(shard) for shard in range(self.terms.shards)]

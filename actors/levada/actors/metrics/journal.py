@@ -10,7 +10,7 @@ from levada.framework.metrics import Metric, Sample
 if TYPE_CHECKING:
     from levada.actors.journal.extent import StoreStatistics
 
-__all__ = ["group_samples", "journal_samples", "shard_samples"]
+__all__ = ["group_samples", "journal_samples", "log_samples", "shard_samples"]
 
 _JOURNAL: Final = ("journal",)
 _CLASS: Final = ("class",)
@@ -64,6 +64,12 @@ def journal_samples(
         (WAITING_BYTES, waiting_bytes, labels),
         (FULL, int(full), labels),
     ]
+
+
+def log_samples(journal: str, *, appends: int, rows: int, waiting: int) -> list[Sample]:
+    """Return the samples of a log in a database. The label is the name of its table."""
+    labels = (journal,)
+    return [(APPENDS, appends, labels), (APPENDED_ROWS, rows, labels), (WAITING, waiting, labels)]
 
 
 def group_samples(report: Mapping[str, Any]) -> list[Sample]:

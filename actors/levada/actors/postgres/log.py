@@ -1,0 +1,421 @@
+"""`PostgresLog`: the actor that answers the questions of durable actors, and of Spark, from tables in PostgreSQL."""
+
+from __future__ import annotations
+
+import logging
+import struct
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from contextlib import asynccontextmanager
+from typing import Any, Final
+
+import pyarrow as pa
+import trio
+
+from levada.actors.journal import (
+    Append,
+    Appended,
+    AwaitRows,
+    Erased,
+    EraseEntity,
+    Extent,
+    Fenced,
+    Found,
+    GetExtent,
+    GetReach,
+    GetSchema,
+    JournalError,
+    OffsetWithin,
+    Reach,
+    Read,
+    ReadEntity,
+    ReadRows,
+    Rows,
+    SchemaMismatch,
+    partition_of,
+    rows_of_stream,
+    stream_of,
+)
+from levada.actors.journal.appends import ToldRows
+from levada.actors.journal.errors import bare
+from levada.actors.journal.schema import conform, fit
+from levada.actors.metrics.journal import log_samples
+from levada.framework import Failed, Killed, Reason, Reply, Sample, handles
+from levada.framework.embedding import DescribedActor
+from levada.framework.errors import ActorError
+
+from .addresses import PostgresAddress
+from .errors import DatabaseAway
+from .escapes import escaped
+from .pool import Database, OpenLog
+from .values import kind_of
+from .wire import bigint, bigints_in, integer, number_in, rows_in
+from .writing import AppendJob, LogWriter
+
+__all__ = ["PostgresLog"]
+
+logger = logging.getLogger("levada.actors.postgres")
+
+ERASED_WITHIN: Final = 600.0
+"""Seconds after which a connection that erases counts as lost: an entity may have many rows."""
+POLL_EVERY: Final = 0.05
+"""Seconds between looks at the ends while `AwaitRows` waits for rows of other processes; a look takes 60 µs of CPU."""
+MOST_ROWS: Final = 4096
+"""The most rows of an entity in one answer."""
+MOST_RUN: Final = 16_384
+"""The most rows of a shard in one answer."""
+_BEHIND_ALL: Final = (1 << 63) - 1
+_OFFSET: Final = kind_of(pa.field("offset", pa.int64()))
+
+
+class PostgresLog(
+    DescribedActor[
+        Append
+        | AwaitRows
+        | EraseEntity
+        | GetExtent
+        | GetReach
+        | GetSchema
+        | OffsetWithin
+        | Read
+        | ReadEntity
+        | ReadRows
+    ]
+):
+    """A log in PostgreSQL, as this process uses it. `PostgresStore.open` starts it.
+
+    Questions wait while the database is away, for half a minute at most, and then fail with an `OSError`. What the database refuses is a
+    `JournalError`.
+
+    Args:
+        address: the database, and the table of the log.
+        shards: the number of partitions of a new log.
+    """
+
+    subject = "journal"
+
+    address: PostgresAddress
+    shards: int
+
+    async def started(self) -> None:
+        """Start the task that writes. It connects with the first question."""
+        self._database = Database(self.system.platform, self.address, self.shards)
+        self._writer = LogWriter(self._database, self.about, self._rows_came)
+        self._waiting: list[tuple[AwaitRows, Reply[Any]]] = []
+        self._came = trio.Event()
+        await self.enter(_closed(self._database))
+        self.start_soon(self._writer.run)
+
+    async def stopping(self, reason: Reason) -> None:
+        """Write the appends that have come."""
+        if not isinstance(reason, Failed | Killed):
+            await self._writer.drain()
+
+    @property
+    def about(self) -> str:
+        """Where it is."""
+        return self.address.shown
+
+    async def report(self) -> Mapping[str, object]:
+        """Return its counts."""
+        return {
+            "name": self.address.table,
+            "directory": self.about,
+            "rows_appended": self._writer.rows,
+            "appends_waiting": len(self._writer),
+            "reconnected": self._database.reconnected,
+        }
+
+    def metrics(self) -> Iterable[Sample]:
+        """Return its counts."""
+        writer = self._writer
+        return log_samples(self.address.table, appends=writer.appends, rows=writer.rows, waiting=len(writer))
+
+    # Writing.
+
+    @handles
+    def append(self, m: Append) -> Coroutine[Any, Any, None] | None:
+        """Queue rows for the next transaction."""
+        # Not a coroutine function: an ask of an idle log calls this at once, without a turn of the mailbox.
+        log, reply = self._database.log, self._reply() or ToldRows()
+        if log is None or self._writer.is_full:
+            return self._append_later(m, reply)
+        self._append(log, m, reply)
+        return None
+
+    def _reply(self) -> Reply[Any] | None:
+        try:
+            return self.reply_later()
+        except ActorError:  # told, not asked
+            return None
+
+    async def _append_later(self, m: Append, reply: Reply[Any] | ToldRows) -> None:
+        await self._writer.room()
+        if self._database.log is not None:
+            self._append(self._database.log, m, reply)
+        else:
+            self.start_soon(self._append_when_open, m, reply)
+
+    async def _append_when_open(self, m: Append, reply: Reply[Any] | ToldRows) -> None:
+        try:
+            log = await self._database.opened()
+        except (JournalError, DatabaseAway) as error:
+            reply.fail(bare(error))
+        else:
+            self._append(log, m, reply)
+
+    def _append(self, log: OpenLog, m: Append, reply: Reply[Any] | ToldRows) -> None:
+        try:
+            shard = self._shard_of(log, m.partition, m.key)
+            if m.at is None:
+                raise JournalError(
+                    "an append to a log in PostgreSQL says where it begins: Append(at=)", path=self.about
+                )
+            if not isinstance(m.rows, pa.RecordBatch | bytes):
+                if m.rows:
+                    raise SchemaMismatch(
+                        "rows for a log in PostgreSQL are a record batch, or a stream of one", path=self.about
+                    )
+                self.start_soon(self._answer, reply, self._compare, log, m)
+                return
+            batch = rows_of_stream(m.rows) if isinstance(m.rows, bytes) else m.rows
+            if not batch.num_rows:
+                self.start_soon(self._answer, reply, self._compare, log, m)
+                return
+            wanted = self._columns(log)
+            if batch.num_columns < len(wanted):  # of a program that does not know the newest columns
+                batch = fit(batch, wanted)
+            batch = conform(batch, wanted, where=self.about)
+            columns = [kind.encode(column) for kind, column in zip(log.tables.kinds, batch.columns, strict=True)]
+        except JournalError as error:
+            reply.fail(bare(error))
+        except (pa.ArrowException, ValueError, OverflowError, struct.error) as error:
+            reply.fail(SchemaMismatch(f"a value does not fit PostgreSQL: {error}", path=self.about))
+        else:
+            mark = int.from_bytes(self.system.platform.token_bytes(8), "big", signed=True)
+            self._writer.put(AppendJob(shard, m.at, batch.num_rows, mark, columns, reply))
+
+    def _columns(self, log: OpenLog) -> pa.Schema:
+        if not len(log.tables.columns):
+            raise JournalError("the log has no columns yet: ask GetSchema(wanted)", path=self.about)
+        return log.tables.columns
+
+    def _shard_of(self, log: OpenLog, number: int | None, key: str | bytes | None) -> int:
+        count = log.head.shards
+        if number is None:
+            if key is None:
+                raise JournalError("say which partition, by partition= or key=", path=self.about)
+            return partition_of(key, count)
+        if not 0 <= number < count:
+            raise JournalError(f"there is no partition {number}, there are 0 to {count - 1}", path=self.about)
+        return number
+
+    async def _compare(self, log: OpenLog, m: Append) -> Appended | Fenced:
+        """Answer an append without rows."""
+        shard = self._shard_of(log, m.partition, m.key)
+        [found] = await self._database.read([(log.end_text, [integer(shard)])])
+        end = number_in(found, 0)
+        return Appended(shard, end, 0) if end == m.at else Fenced(shard, end)
+
+    @handles
+    def erase(self, m: EraseEntity) -> None:
+        """Delete rows of an entity."""
+        self._later(self._erase, m)
+
+    async def _erase(self, log: OpenLog, m: EraseEntity) -> Erased:
+        self._columns(log)
+        shard = self._shard_of(log, m.partition, m.entity)
+        before = bigint(_BEHIND_ALL if m.before is None else m.before)
+        statement = log.tables.erase(), [integer(shard), _key(m.entity), before]
+        [found] = await self._database.read([statement], timeout=ERASED_WITHIN)
+        return Erased(shard, found.command_tuples or 0)
+
+    # Reading.
+
+    def _later(self, function: Callable[[OpenLog, Any], Coroutine[Any, Any, Any]], m: Any) -> None:
+        reply = self._reply()
+        if reply is not None:
+            self.start_soon(self._answer_when_open, reply, function, m)
+
+    async def _answer_when_open(
+        self, reply: Reply[Any], function: Callable[[OpenLog, Any], Coroutine[Any, Any, Any]], m: Any
+    ) -> None:
+        try:
+            log = await self._database.opened()
+        except (JournalError, DatabaseAway) as error:
+            reply.fail(bare(error))
+        else:
+            await self._answer(reply, function, log, m)
+
+    async def _answer(
+        self,
+        reply: Reply[Any] | ToldRows,
+        function: Callable[[OpenLog, Any], Coroutine[Any, Any, Any]],
+        log: OpenLog,
+        m: Any,
+    ) -> None:
+        try:
+            if isinstance(reply, Reply) and not reply.has_room:
+                await reply.room()  # this peer takes its answers slowly
+            if reply.wanted:
+                reply.send(await function(log, m))
+        except (JournalError, DatabaseAway) as error:
+            reply.fail(bare(error))
+
+    @handles
+    def schema(self, m: GetSchema) -> None:
+        """Answer with the columns."""
+        self._later(self._columns_of, m)
+
+    async def _columns_of(self, log: OpenLog, m: GetSchema) -> bytes:
+        if m.wanted is not None:
+            try:
+                wanted = pa.ipc.read_schema(pa.py_buffer(m.wanted))
+            except (pa.ArrowException, OSError) as error:
+                raise SchemaMismatch(f"these bytes are no columns: {error}", path=self.about) from error
+            log = await self._database.grow(wanted)
+        data: bytes = log.tables.columns.serialize().to_pybytes()
+        return data
+
+    @handles
+    def extent(self, m: GetExtent) -> None:
+        """Answer with the extent."""
+        self._later(self._extent, m)
+
+    async def _extent(self, log: OpenLog, _: Any) -> Extent:
+        [found] = await self._database.read([(log.tables.extent(), [])])
+        ends = dict(enumerate(bigints_in(found, 0)))
+        return Extent(log.head.epoch, dict.fromkeys(ends, 0), ends, (found.get_value(0, 1) or b"").decode())
+
+    @handles
+    def reach(self, m: GetReach) -> None:
+        """Compare with an earlier opening."""
+        self._later(self._reach, m)
+
+    async def _reach(self, log: OpenLog, m: GetReach) -> Reach:
+        name = None if m.opening is None else escaped(m.opening.encode())
+        [found] = await self._database.read([(log.tables.reach(), [name])])
+        now, since = bigints_in(found, 1), bigints_in(found, 2)
+        ends = [min(pair) for pair in zip(now, since, strict=True)] if since else now
+        return Reach(number_in(found, 0) == 1, dict(enumerate(ends)))
+
+    @handles
+    def read_entity(self, m: ReadEntity) -> None:
+        """Read rows of an entity."""
+        self._later(self._entity, m)
+
+    async def _entity(self, log: OpenLog, m: ReadEntity) -> Found:
+        shard, columns = self._shard_of(log, m.partition, m.entity), self._columns(log)
+        if m.since is not None and (
+            m.since not in columns.names or not pa.types.is_integer(columns.field(m.since).type)
+        ):
+            raise JournalError(f"since is {m.since!r:.100}, wanted a column of whole numbers", path=self.about)
+        text = log.tables.newest() if m.newest is not None else log.tables.entity(m.since)
+        most = MOST_ROWS if m.newest is None else m.newest
+        values = [integer(shard), _key(m.entity), bigint(m.start), bigint(most), bigint(m.max_bytes)]
+        [found] = await self._database.read([(text, values)])
+        batch = rows_in(found, 2, [_OFFSET, *log.tables.kinds], log.found, self.about)
+        rows = batch.num_rows
+        if m.newest is not None:
+            following = None
+        elif rows == most:
+            following = batch.column(0)[-1].as_py() + 1
+        else:
+            following = None if found.get_value(0, 1) is None else number_in(found, 1)
+        if not rows:
+            return Found(shard, 0, None, b"")
+        return Found(shard, rows, following, stream_of(batch) if m.stream else batch)
+
+    @handles
+    def read_rows(self, m: ReadRows) -> None:
+        """Read rows of a shard."""
+        self._later(self._rows, m)
+
+    async def _rows(self, log: OpenLog, m: ReadRows) -> Rows:
+        shard, columns = self._shard_of(log, m.partition, None), self._columns(log)
+        end = _BEHIND_ALL if m.end is None else m.end
+        values = [integer(shard), bigint(end), bigint(m.start), bigint(MOST_RUN), bigint(m.max_bytes)]
+        [found] = await self._database.read([(log.tables.rows(), values)])
+        batch = rows_in(found, 2, [_OFFSET, *log.tables.kinds], log.found, self.about)
+        if not batch.num_rows:
+            await self._require_start(log, shard, m.start)
+            return Rows(shard, m.start, 0, b"")
+        places = batch.column(0)
+        first, rows = places[0].as_py(), batch.num_rows
+        if places[-1].as_py() - first != rows - 1:  # rows between them were erased
+            rows = next(place for place, offset in enumerate(places.to_pylist()) if offset != first + place)
+        run = pa.RecordBatch.from_arrays(batch.slice(0, rows).columns[1:], schema=columns)
+        return Rows(shard, first, rows, stream_of(run))
+
+    async def _require_start(self, log: OpenLog, shard: int, start: int) -> None:
+        [found] = await self._database.read([(log.end_text, [integer(shard)])])
+        end = number_in(found, 0)
+        if start > end:
+            raise JournalError(f"row {start} of partition {shard} is behind its end, {end}", path=self.about)
+
+    @handles
+    def measure(self, m: OffsetWithin) -> None:
+        """Measure rows."""
+        self._later(self._measure, m)
+
+    async def _measure(self, log: OpenLog, m: OffsetWithin) -> int:
+        self._columns(log)
+        shard = self._shard_of(log, m.partition, None)
+        values = [integer(shard), bigint(m.end), bigint(m.start), bigint(_BEHIND_ALL), bigint(m.max_bytes)]
+        [found] = await self._database.read([(log.tables.within(), values)])
+        return m.end if found.get_value(0, 0) is None else number_in(found, 0)
+
+    @handles
+    def read(self, m: Read) -> None:
+        """Refuse: there are no blocks of files."""
+        reply = self._reply()
+        if reply is not None:
+            reply.fail(TypeError("a log in PostgreSQL has no blocks of files: ask ReadRows"))
+
+    # Waiting for rows.
+
+    @handles
+    def await_rows(self, m: AwaitRows) -> None:
+        """Answer when rows come."""
+        reply = self._reply()
+        if reply is not None:
+            self._waiting.append((m, reply))
+            self._came.set()
+            if len(self._waiting) == 1:
+                self.start_soon(self._watch)
+
+    def _rows_came(self) -> None:
+        self._came.set()
+
+    async def _watch(self) -> None:
+        """Look at the ends while questions wait for rows."""
+        while self._waiting:
+            self._came = trio.Event()
+            try:
+                extent = await self._extent(await self._database.opened(), None)
+            except (JournalError, DatabaseAway) as error:
+                for _, reply in self._waiting:
+                    reply.fail(bare(error))
+                self._waiting.clear()
+                return
+            left = []
+            for m, reply in self._waiting:
+                if m.reached(extent):
+                    reply.send(extent)
+                elif reply.wanted:
+                    left.append((m, reply))
+            self._waiting[:] = left
+            if left:
+                with trio.move_on_after(POLL_EVERY):
+                    await self._came.wait()
+
+
+def _key(entity: str | bytes) -> bytes:
+    return escaped(entity.encode() if isinstance(entity, str) else entity)
+
+
+@asynccontextmanager
+async def _closed(database: Database) -> AsyncIterator[None]:
+    try:
+        yield
+    finally:
+        database.close()

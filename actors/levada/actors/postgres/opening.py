@@ -1,0 +1,303 @@
+"""How a log is opened: the session of libpq, what the server must be, and the tables, which are made, or get more columns.
+
+All of it blocks, so it runs in a thread. A log is made and grown in one transaction, which others that open it wait for.
+"""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Mapping
+from typing import Any, Final
+
+import attrs
+import psycopg
+import pyarrow as pa
+
+from levada.actors.journal import (
+    JournalBehind,
+    JournalDamaged,
+    JournalError,
+    JournalUnwritable,
+    SchemaMismatch,
+    check_growth,
+)
+from levada.framework.errors import ConfigurationError
+
+from .addresses import PostgresAddress
+from .errors import DatabaseAway, refusal
+from .tables import FORMAT, LogTables, name_of
+
+__all__ = ["LogHead", "Session", "grow_log", "note_opening", "open_log", "open_session", "require_log"]
+
+OLDEST: Final = 14_00_00
+"""The oldest version of PostgreSQL that its makers maintain."""
+KEPT: Final = 1000
+"""The number of openings that are kept."""
+_LOCK: Final = 0x6C657661
+"""The first half of the number of the advisory lock for making tables; the other half is made from their name."""
+
+RIGHTS: Final = {
+    "": ("SELECT", "INSERT", "DELETE"),
+    "_shards": ("SELECT", "UPDATE"),
+    "_log": ("SELECT",),
+    "_openings": ("SELECT", "INSERT", "DELETE"),
+}
+"""What a role that writes needs, by table; to make a log, and to add columns, it must own the tables."""
+
+Session = psycopg.Connection[Any]
+
+
+@attrs.frozen(eq=False)
+class LogHead:
+    """What a log is."""
+
+    epoch: str
+    columns: pa.Schema
+    shards: int
+
+
+def open_session(address: PostgresAddress) -> Session:
+    """Connect.
+
+    Raises:
+        DatabaseAway: there is no database, or it does not take this connection.
+        JournalUnwritable: it only reads.
+    """
+    try:
+        return psycopg.connect("", autocommit=True, **address.parameters)  # type: ignore[arg-type]  # all are texts
+    except psycopg.Error as error:
+        text = " ".join(str(error).split())
+        if "read-only" in text or "hot standby" in text:
+            raise JournalUnwritable(
+                f"the database only reads: it is a standby, or default_transaction_read_only is set. Name the primary, or all hosts ({text})",
+                path=address.shown,
+            ) from None
+        raise DatabaseAway(f"{address}: {text}") from None  # its cause would keep the parameters, with the password
+
+
+def open_log(session: Session, address: PostgresAddress, shards: int, epoch: str) -> LogHead:
+    """Open a log; it is made if there is none, without columns.
+
+    Args:
+        session: a connection.
+        address: where it is.
+        shards: the number of shards of a new log.
+        epoch: the name of a new log.
+
+    Raises:
+        ConfigurationError: the server cannot keep a log.
+        JournalError: it only reads, lacks rights, or the tables were changed by hand.
+        DatabaseAway: the connection is lost.
+    """
+    try:
+        _require_server(session, address)
+        head = _head(session, address)
+        if head is None:
+            with session.transaction():
+                _lock(session, address)
+                head = _head(session, address) or _create(session, address, shards, epoch)
+        _require_columns(session, LogTables.of(address, head.columns))
+        _require_rights(session, address, head)
+    except psycopg.Error as error:
+        raise refusal(error.sqlstate or "", str(error), address) from None
+    return head
+
+
+def grow_log(session: Session, address: PostgresAddress, wanted: pa.Schema) -> LogHead:
+    """Add the columns to a log that it lacks.
+
+    Raises:
+        SchemaMismatch: they are columns of something else.
+        ConfigurationError: a table cannot have them.
+        JournalError, DatabaseAway: as `open_log`.
+    """
+    try:
+        with session.transaction():
+            _lock(session, address)
+            head = _head(session, address)
+            if head is None:
+                raise JournalDamaged(f"the table {name_of(address, '_log')} is gone", path=address.shown)
+            columns = _grown(head.columns, wanted)
+            if columns == head.columns:
+                return head
+            tables, known = LogTables.of(address, columns), len(head.columns)
+            strict = [field.name for field in list(columns)[known:] if known and not field.nullable]
+            if strict:
+                raise SchemaMismatch(
+                    f"{', '.join(strict)}: a new column of a log in PostgreSQL must be nullable", path=address.shown
+                )
+            if not known and _is_there(session, tables.name()):
+                raise JournalError(
+                    f"there is a table {tables.name()} which is no log: give the log another name, ?table=",
+                    path=address.shown,
+                )
+            if len(columns) > known:
+                for text in tables.growth(known):
+                    session.execute(text.encode())
+            octets = columns.serialize().to_pybytes()
+            session.execute(f"UPDATE {tables.name('_log')} SET columns = %s".encode(), (octets,))
+            return LogHead(head.epoch, columns, head.shards)
+    except psycopg.Error as error:
+        raise refusal(error.sqlstate or "", str(error), address) from None
+
+
+def require_log(session: Session, address: PostgresAddress, known: LogHead) -> None:
+    """Require the log that this process has opened; `JournalBehind` if it was made anew, and errors as `open_log`."""
+    try:
+        _require_server(session, address)
+        head = _head(session, address)
+    except psycopg.Error as error:
+        raise refusal(error.sqlstate or "", str(error), address) from None
+    if head is None or head.epoch != known.epoch:
+        there = "there is none any more" if head is None else f"this one is {head.epoch}"
+        raise JournalBehind(
+            f"the log {known.epoch} was opened, and {there}: its tables were dropped, or this is another database",
+            path=address.shown,
+        )
+
+
+def note_opening(session: Session, address: PostgresAddress, name: str) -> None:
+    """Write down where the shards end, for `levada.actors.journal.GetReach`: rows that are gone by then were lost by a fail-over or a restore."""
+    openings = name_of(address, "_openings")
+    try:
+        with session.transaction():
+            # No append ends between the look at the ends and the commit, or rows of this opening would be behind them.
+            session.execute("SET LOCAL lock_timeout = '10s'")
+            session.execute(f"LOCK TABLE {name_of(address, '_shards')} IN SHARE MODE".encode())
+            [newest] = _one(
+                session,
+                f'INSERT INTO {openings} (name, ends) SELECT %s, array_agg("end" ORDER BY shard) FROM {name_of(address, "_shards")} RETURNING number',
+                name,
+            )
+            session.execute(f"DELETE FROM {openings} WHERE number <= %s", (newest - KEPT,))
+    except psycopg.Error as error:
+        raise refusal(error.sqlstate or "", str(error), address) from None
+
+
+def refuse_server(address: PostgresAddress, version: int, settings: Mapping[str, str]) -> None:
+    """Require a server that can keep a log; the settings are this session's.
+
+    Raises:
+        JournalUnwritable: it only reads.
+        ConfigurationError: it is too old, or would forget rows, or has texts in another encoding.
+    """
+    if version < OLDEST:
+        raise ConfigurationError(
+            f"{address}: this is PostgreSQL {version // 10_000}, and levada needs {OLDEST // 10_000} or later"
+        )
+    if settings["recovery"] == "true" or settings["read_only"] == "on":
+        why = "it is a standby" if settings["recovery"] == "true" else "default_transaction_read_only is set"
+        raise JournalUnwritable(f"the database only reads: {why}. Name the primary, or all hosts", path=address.shown)
+    if settings["encoding"] != "UTF8":
+        raise ConfigurationError(f"{address}: the encoding of the database is {settings['encoding']}, wanted UTF8")
+    if settings["synchronous_commit"] == "off":
+        raise ConfigurationError(
+            f"{address}: synchronous_commit is off, so a crash of the server would lose rows that were answered: "
+            "ALTER ROLE … SET synchronous_commit = on"
+        )
+
+
+def _require_server(session: Session, address: PostgresAddress) -> None:
+    found = _one(
+        session,
+        "SELECT pg_is_in_recovery()::text, current_setting('transaction_read_only'), current_setting('server_encoding'), "
+        "current_setting('synchronous_commit')",
+    )
+    names = ("recovery", "read_only", "encoding", "synchronous_commit")
+    refuse_server(address, session.info.server_version, dict(zip(names, found, strict=True)))
+
+
+def _lock(session: Session, address: PostgresAddress) -> None:
+    """Have others wait who open or grow a log of this name, until the end of the transaction."""
+    key = zlib.crc32(address.table.encode()) - (1 << 31)
+    session.execute("SELECT pg_advisory_xact_lock(%s::integer, %s::integer)", (_LOCK, key))
+
+
+def _one(session: Session, text: str, *values: object) -> Any:
+    return session.execute(text.encode(), values or None).fetchone()
+
+
+def _is_there(session: Session, name: str) -> bool:
+    # A table in the FROM has the server look at what others have made meanwhile: it remembers that there was no such name.
+    [there] = _one(session, "SELECT to_regclass(%s) IS NOT NULL FROM pg_namespace LIMIT 1", name)
+    return bool(there)
+
+
+def _head(session: Session, address: PostgresAddress) -> LogHead | None:
+    log = name_of(address, "_log")
+    if not _is_there(session, log):
+        return None
+    found = _one(session, f"SELECT format, epoch, columns FROM {log}")
+    if found is None:
+        raise JournalDamaged(f"the table {log} is empty", path=address.shown)
+    version, epoch, columns = found
+    if version != FORMAT:
+        raise ConfigurationError(
+            f"{address}: a newer levada has made this log (format {version}, this one knows {FORMAT})"
+        )
+    [shards] = _one(session, f"SELECT count(*) FROM {name_of(address, '_shards')}")
+    try:
+        return LogHead(epoch, pa.ipc.read_schema(pa.py_buffer(columns)), shards)
+    except (pa.ArrowException, OSError) as error:
+        raise JournalDamaged(f"the columns in {log} cannot be read: {error}", path=address.shown) from error
+
+
+def _create(session: Session, address: PostgresAddress, shards: int, epoch: str) -> LogHead:
+    tables = LogTables.of(address, pa.schema([]))
+    for text in tables.creation():
+        session.execute(text.encode())
+    session.execute(
+        f"INSERT INTO {tables.name('_shards')} SELECT number, 0, 0 FROM generate_series(0, %s::integer) AS number".encode(),
+        (shards - 1,),
+    )
+    session.execute(
+        f"INSERT INTO {tables.name('_log')} (format, epoch, columns) VALUES (%s, %s, %s)".encode(),
+        (FORMAT, epoch, tables.columns.serialize().to_pybytes()),
+    )
+    return LogHead(epoch, tables.columns, shards)
+
+
+def _grown(there: pa.Schema, wanted: pa.Schema) -> pa.Schema:
+    """Return the columns of a log, as the wanted ones have them, then those that it lacks; `SchemaMismatch` if it cannot have them."""
+    if not len(there):
+        return wanted
+    fields = {field.name: field for schema in (there, wanted) for field in schema}
+    columns = pa.schema(list(fields.values()))
+    check_growth(there, columns)
+    return columns
+
+
+def _require_columns(session: Session, tables: LogTables) -> None:
+    """Require that the table of rows has the columns of the log."""
+    if not len(tables.columns):
+        return
+    found: dict[str, str] = dict(
+        session.execute(
+            "SELECT attname, format_type(atttypid, atttypmod) FROM pg_attribute "
+            "WHERE attrelid = to_regclass(%s) AND attnum > 0 AND NOT attisdropped",
+            (tables.name(),),
+        ).fetchall()
+    )
+    differences = [
+        f"{name}: {found.get(name, 'missing')}, wanted {kind}"
+        for name, kind in tables.types.items()
+        if found.get(name) != kind
+    ]
+    if differences:
+        raise JournalDamaged(
+            f"the table {tables.name()} was changed by hand: {'; '.join(differences)}", path=tables.address.shown
+        )
+
+
+def _require_rights(session: Session, address: PostgresAddress, head: LogHead) -> None:
+    """Require that the role of this session may use the tables."""
+    tables = {suffix: rights for suffix, rights in RIGHTS.items() if suffix or len(head.columns)}
+    wanted = [(name_of(address, suffix), right) for suffix, rights in tables.items() for right in rights]
+    names, rights = zip(*wanted, strict=True)
+    missing = session.execute(
+        "SELECT session_user, wanted, name FROM unnest(%s::text[], %s::text[]) AS w(name, wanted) WHERE NOT has_table_privilege(name, wanted)",
+        (list(names), list(rights)),
+    ).fetchall()
+    if missing:
+        grants = "; ".join(f'GRANT {right} ON {name} TO "{role}"' for role, right, name in missing)
+        raise JournalUnwritable(f"the role of this connection lacks rights: {grants}", path=address.shown)

@@ -1,0 +1,193 @@
+"""`Database`: the connections of one log. One writes, and up to four read; lost ones are made again."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Final, TypeVar
+
+import attrs
+import pyarrow as pa
+import trio
+from psycopg.pq.abc import PGresult
+
+from levada.framework.embedding import RateLimitedLog
+from levada.framework.platform import Platform
+
+from .addresses import PostgresAddress
+from .connection import LibpqConnection, Statement, connect
+from .errors import DatabaseAway
+from .opening import LogHead, Session, grow_log, note_opening, open_log, require_log
+from .tables import LogTables
+
+__all__ = ["ANSWERED_WITHIN", "FIRST_PAUSE", "LAST_PAUSE", "PATIENCE", "Database", "OpenLog"]
+
+R = TypeVar("R")
+
+logger = logging.getLogger("levada.actors.postgres")
+
+PATIENCE: Final = 30.0
+"""Seconds for which a lost connection is made again before a question fails; below the time that a shard waits for its journal."""
+FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0
+"""Seconds between attempts to connect."""
+ANSWERED_WITHIN: Final = 15.0
+"""Seconds after which a connection without an answer counts as lost; a standby that has to confirm a commit may be slow."""
+READERS: Final = 4
+"""The most connections that read."""
+
+
+@attrs.frozen(eq=False)
+class OpenLog:
+    """A log that this process has opened."""
+
+    head: LogHead
+    tables: LogTables
+    append_text: str
+    end_text: str
+    found: pa.Schema
+    """The columns of rows with their offsets."""
+
+    @classmethod
+    def of(cls, address: PostgresAddress, head: LogHead) -> OpenLog:
+        """Return the log with this head."""
+        tables = LogTables.of(address, head.columns)
+        found = tables.columns.insert(0, pa.field("offset", pa.int64(), nullable=False))
+        return cls(head, tables, tables.append(), tables.end(), found)
+
+
+class Database:
+    """The connections of one log.
+
+    Args:
+        platform: of this process.
+        address: where the log is.
+        shards: the number of shards of a new log.
+    """
+
+    def __init__(self, platform: Platform, address: PostgresAddress, shards: int) -> None:
+        self.log: OpenLog | None = None
+        """The log, once it has been opened."""
+        self.reconnected = 0
+        """The number of times that the connection that writes was made again."""
+        self._platform = platform
+        self._address = address
+        self._shards = shards
+        self._writer: LibpqConnection | None = None
+        self._connecting = trio.Lock()
+        self._idle: list[LibpqConnection] = []
+        self._reading = trio.CapacityLimiter(READERS)
+        self._away = RateLimitedLog("database away", logger)
+
+    async def opened(self) -> OpenLog:
+        """Open the log, unless it is open. Errors are as for `patiently`."""
+        if self.log is None:
+            await self.patiently(self._connect)
+        assert self.log is not None
+        return self.log
+
+    async def write(self, statements: Sequence[Statement]) -> list[PGresult]:
+        """Run statements on the connection that writes, as one transaction; one task at a time does so.
+
+        Raises:
+            DatabaseAway: the connection is lost; the transaction may be committed.
+            JournalError: the database refuses, and nothing was done.
+        """
+        connection = await self._connect()
+        try:
+            return await connection.run(statements, timeout=ANSWERED_WITHIN)
+        except DatabaseAway:
+            self._writer = None
+            raise
+
+    async def connect(self) -> None:
+        """Make the connection that writes, unless there is one; errors are as for `write`, and nothing was sent."""
+        await self._connect()
+
+    async def read(self, statements: Sequence[Statement], *, timeout: float = ANSWERED_WITHIN) -> list[PGresult]:
+        """Run statements on a connection that reads; again if it is lost, so they must do the same when they are repeated.
+
+        Errors are as for `patiently`.
+        """
+        async with self._reading:
+            return await self.patiently(lambda: self._read(statements, timeout))
+
+    async def _read(self, statements: Sequence[Statement], timeout: float) -> list[PGresult]:
+        generation = self.reconnected
+        connection = self._idle.pop() if self._idle else (await connect(self._platform, self._address))[0]
+        try:
+            found = await connection.run(statements, timeout=timeout)
+        finally:
+            if connection.is_open and generation == self.reconnected:
+                self._idle.append(connection)
+            else:
+                connection.close()
+        if generation != self.reconnected:
+            raise DatabaseAway(f"{self._address}: the connection that writes was made again meanwhile")
+        return found
+
+    async def patiently(self, attempt: Callable[[], Awaitable[R]]) -> R:
+        """Try again while the database is away.
+
+        Raises:
+            DatabaseAway: it is away for too long.
+            JournalError: it refuses, and nothing was done.
+        """
+        pause, until = FIRST_PAUSE, trio.current_time() + PATIENCE
+        while True:
+            try:
+                return await attempt()
+            except DatabaseAway as error:
+                pause = await self.pause(error, pause, until)
+
+    async def pause(self, error: Exception, pause: float, until: float) -> float:
+        """Wait before another attempt; return how long to wait the next time. Raises the error if the time is over."""
+        if trio.current_time() > until:
+            raise error
+        self._away.line("%s; it is tried again for %g s", error, PATIENCE)
+        await trio.sleep(pause)
+        return min(2 * pause, LAST_PAUSE)
+
+    async def _connect(self) -> LibpqConnection:
+        async with self._connecting:
+            if self._writer is None:
+                known = self.log
+                name, epoch = (self._platform.token_bytes(16).hex() for _ in range(2))
+
+                def prepare(session: Session) -> LogHead:
+                    if known is None:
+                        head = open_log(session, self._address, self._shards, epoch)
+                    else:
+                        head = known.head
+                        require_log(session, self._address, head)
+                    note_opening(session, self._address, name)
+                    return head
+
+                self._writer, head = await connect(self._platform, self._address, prepare)
+                if known is None:
+                    self.log = OpenLog.of(self._address, head)
+                else:
+                    # After a fail-over, an old primary that lives on would answer on old connections what is true there.
+                    self.reconnected += 1
+                    while self._idle:
+                        self._idle.pop().close()
+            return self._writer
+
+    async def grow(self, wanted: pa.Schema) -> OpenLog:
+        """Add the columns to the log that it lacks; return it. Errors are as for `patiently`, and of `grow_log`."""
+
+        async def attempt() -> OpenLog:
+            connection, head = await connect(
+                self._platform, self._address, lambda session: grow_log(session, self._address, wanted)
+            )
+            connection.close()
+            return OpenLog.of(self._address, head)
+
+        self.log = await self.patiently(attempt)
+        return self.log
+
+    def close(self) -> None:
+        """Close all connections."""
+        for connection in [*self._idle, *([self._writer] if self._writer is not None else [])]:
+            connection.close()
+        self._idle.clear()
+        self._writer = None

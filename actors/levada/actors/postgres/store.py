@@ -1,0 +1,93 @@
+"""`PostgresStore`: where a log in PostgreSQL is."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from functools import partial
+from typing import Any, Final
+
+import attrs
+
+from levada.actors.journal import JournalError
+from levada.framework import ActorSystem, Ref, bounded, message, restart
+
+from .addresses import PostgresAddress
+from .errors import DatabaseAway
+from .log import PostgresLog
+from .opening import LogHead, open_log, open_session
+
+__all__ = ["PostgresStore"]
+
+_AGAIN: Final = restart("transient", max=1 << 30, within=60.0, initial_backoff=0.05, max_backoff=5.0)
+"""A log has no state that a failure could spoil: its rows are in the database."""
+
+
+def _shown(url: str) -> str:
+    return PostgresAddress.of(url, "log").shown.partition("?")[0]
+
+
+@message("levada.postgres.store", frozen=True)
+class PostgresStore:
+    """A log in PostgreSQL: a `levada.actors.journal.LogStore`, which `levada.actors.durable.shards` takes as ``journal=``.
+
+    Each process opens connections of its own: one to write, and up to four to read. Its text does not show a password, and nothing logs
+    one. It travels to nodes with all that is in the URL: better give the password by a service file, a password file, or ``PGPASSWORD`` there.
+
+    Raises:
+        ConfigurationError: the URL cannot be read, or the table has no such name.
+
+    Example:
+        ``shards(system, Account, events=Deposited, journal=PostgresStore("postgresql://db.example/bank?sslmode=verify-full", "accounts"))``
+    """
+
+    url: str = attrs.field(repr=_shown)
+    """Of the database, as libpq takes it: ``postgresql://user@host:port/database?parameter=value``."""
+    table: str
+    """The name of the log: of the table of rows, perhaps after the name of its schema and a dot. Lower-case letters, digits and ``_``."""
+
+    def __attrs_post_init__(self) -> None:
+        PostgresAddress.of(self.url, self.table)
+
+    @classmethod
+    def at(cls, url: str, name: str) -> PostgresStore:
+        """Return the store for a URL which may name the table, ``?table=accounts``.
+
+        Args:
+            url: as above.
+            name: names the table otherwise: ``BankAccount`` is in the table ``bank_account``.
+
+        Raises:
+            ConfigurationError: the URL cannot be read, or the table has no such name.
+        """
+        found = PostgresAddress.of(url, name)
+        return cls(found.url, found.table)
+
+    @asynccontextmanager
+    async def open(self, system: ActorSystem, shards: int) -> AsyncIterator[Ref[Any]]:
+        """Open the log; see `levada.actors.journal.LogStore`. A new one gets its columns by `levada.actors.journal.GetSchema`.
+
+        Args:
+            system: of this process.
+            shards: the number of partitions of a new log.
+
+        Raises:
+            JournalError: the database cannot be reached, or cannot keep the log.
+            ConfigurationError: the server is too old, or its settings would lose rows.
+        """
+        address = PostgresAddress.of(self.url, self.table)
+        epoch = system.platform.token_bytes(16).hex()
+
+        def look() -> LogHead:
+            with open_session(address) as session:
+                return open_log(session, address, shards, epoch)
+
+        try:
+            await system.platform.run_in_thread(look)
+        except DatabaseAway as error:
+            raise JournalError(f"the database cannot be reached: {error}") from None
+        log = system.spawn(partial(PostgresLog, address, shards), mailbox=bounded(256), supervise=_AGAIN)
+        try:
+            yield log
+        finally:
+            log.stop()

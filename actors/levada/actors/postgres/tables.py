@@ -1,0 +1,220 @@
+"""The tables of a log, and the statements that use them.
+
+For the log ``accounts`` there are
+
+* ``accounts``: the rows. ``_shard`` and ``_offset`` say where a row is; the other columns are the log's.
+* ``accounts_shards``: for each shard its end, and the mark of its newest append. An append first moves the end, if it is where the append says, and
+  so holds the lock of this row until its own rows are committed: of two owners one is fenced, and rows become visible in the order of offsets.
+* ``accounts_log``: one row, with the epoch and the columns.
+* ``accounts_openings``: where the shards ended each time a program connected to write.
+* ``accounts_events``: a view of the events for people, without the rows and columns that only the shards need.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import attrs
+import pyarrow as pa
+
+from levada.actors.journal import SchemaMismatch
+from levada.framework.errors import ConfigurationError
+
+from .addresses import PostgresAddress
+from .values import Kind, kind_of
+
+__all__ = ["FORMAT", "LogTables", "name_of", "quoted"]
+
+FORMAT: Final = 1
+"""The version of the layout."""
+MOST_COLUMNS: Final = 1500
+"""PostgreSQL has 1600, and dropped columns count."""
+LONGEST: Final = 63
+"""The most bytes of the name of a column in PostgreSQL, which cuts off the rest."""
+_ROW_BYTES: Final = 64
+_RANGE: Final = "_offset < $2::bigint AND _offset >= $3::bigint"
+
+
+def quoted(name: str) -> str:
+    """Return a name as SQL has it."""
+    return '"' + name.replace('"', '""') + '"'
+
+
+def name_of(address: PostgresAddress, suffix: str = "") -> str:
+    """Return the name of a table of a log in SQL."""
+    *schema, table = address.table.split(".")
+    return ".".join(map(quoted, [*schema, table + suffix]))
+
+
+@attrs.frozen(eq=False)
+class LogTables:
+    """The tables of a log with some columns, and the statements."""
+
+    address: PostgresAddress
+    columns: pa.Schema
+    kinds: list[Kind]
+
+    @classmethod
+    def of(cls, address: PostgresAddress, columns: pa.Schema) -> LogTables:
+        """Return the tables for these columns; `ConfigurationError` if PostgreSQL cannot have them."""
+        if len(columns) and ("entity" not in columns.names or columns.field("entity").type != pa.string()):
+            raise SchemaMismatch("PostgreSQL keeps the logs of durable actors: give the columns log_columns(events)")
+        if len(columns) > MOST_COLUMNS:
+            raise ConfigurationError(
+                f"a log in PostgreSQL has {MOST_COLUMNS} columns at most, these are {len(columns)}"
+            )
+        long = [name for name in columns.names if len(name.encode()) > LONGEST]
+        if long:
+            raise ConfigurationError(f"{long[0]}: the name of a column in PostgreSQL has {LONGEST} bytes at most")
+        return cls(address, columns, [kind_of(field) for field in columns])
+
+    def name(self, suffix: str = "") -> str:
+        """Return the name of a table in SQL."""
+        return name_of(self.address, suffix)
+
+    @property
+    def types(self) -> dict[str, str]:
+        """The type of each column in the table of rows, as PostgreSQL writes it."""
+        found = {"_shard": "integer", "_offset": "bigint"}
+        return found | {
+            field.name: kind.column.partition(" COLLATE")[0]
+            for field, kind in zip(self.columns, self.kinds, strict=True)
+        }
+
+    def definitions(self, first: int = 0) -> list[str]:
+        """Return the definitions of the columns, from one on."""
+        pairs = list(zip(self.columns, self.kinds, strict=True))[first:]
+        return [f"{quoted(field.name)} {kind.column}{'' if field.nullable else ' NOT NULL'}" for field, kind in pairs]
+
+    def creation(self) -> list[str]:
+        """Return the statements that make the tables of a log without columns."""
+        return [
+            # Room for several versions of a row on a page, so that an append changes no index.
+            f'CREATE TABLE {self.name("_shards")} (shard integer PRIMARY KEY, "end" bigint NOT NULL, append bigint NOT NULL) WITH (fillfactor = 50)',
+            f"CREATE TABLE {self.name('_log')} (one boolean PRIMARY KEY DEFAULT true CHECK (one), format integer NOT NULL, "
+            "epoch text NOT NULL, columns bytea NOT NULL)",
+            f"CREATE TABLE {self.name('_openings')} (number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL UNIQUE, "
+            "at timestamptz NOT NULL DEFAULT now(), ends bigint[] NOT NULL)",
+        ]
+
+    def growth(self, first: int) -> list[str]:
+        """Return the statements that add the columns from one on; the first ones make the table of rows."""
+        if first:
+            added = ", ".join(f"ADD COLUMN {each}" for each in self.definitions(first))
+            return [f"ALTER TABLE {self.name()} {added}", f"DROP VIEW IF EXISTS {self.name('_events')}", self.view()]
+        columns = ", ".join(self.definitions())
+        index = quoted(f"{self.address.table.rpartition('.')[2]}_entities")
+        return [
+            f"CREATE TABLE {self.name()} (_shard integer NOT NULL, _offset bigint NOT NULL, {columns}, PRIMARY KEY (_shard, _offset))",
+            f"CREATE INDEX {index} ON {self.name()} (_shard, entity, _offset)",
+            self.view(),
+        ]
+
+    def view(self) -> str:
+        """Return the statement that makes the view."""
+        shown = ["_shard", "_offset", *(quoted(name) for name in self.columns.names if not name.startswith("_"))]
+        where = " WHERE kind NOT LIKE '$%'" if "kind" in self.columns.names else ""
+        return f"CREATE VIEW {self.name('_events')} AS SELECT {', '.join(shown)} FROM {self.name()}{where}"
+
+    def append(self) -> str:
+        """Return the statement of an append: the number of rows, the mark, the shard, its end, and a parameter for each column."""
+        names = ", ".join(map(quoted, self.columns.names))
+        each = range(len(self.kinds))
+        values = ", ".join(
+            f"u.c{place}" if kind.sent == kind.column.partition(" COLLATE")[0] else f"u.c{place}::{kind.column}"
+            for place, kind in enumerate(self.kinds)
+        )
+        arrays = ", ".join(f"${place + 5}::{kind.sent}[]" for place, kind in enumerate(self.kinds))
+        return (
+            f'WITH fence AS (UPDATE {self.name("_shards")} SET "end" = "end" + $1::bigint, append = $2::bigint '
+            f'WHERE shard = $3::integer AND "end" = $4::bigint RETURNING 1) '
+            f"INSERT INTO {self.name()} (_shard, _offset, {names}) SELECT $3::integer, $4::bigint + u.n - 1, {values} "
+            f"FROM fence, unnest({arrays}) WITH ORDINALITY AS u({', '.join(f'c{place}' for place in each)}, n)"
+        )
+
+    def end(self) -> str:
+        """Return the statement for the end of a shard, and the mark of its newest append."""
+        return f'SELECT "end", append FROM {self.name("_shards")} WHERE shard = $1::integer'
+
+    def extent(self) -> str:
+        """Return the statement for the ends of all shards, in their order, and the name of the newest opening."""
+        newest = f"SELECT name FROM {self.name('_openings')} ORDER BY number DESC LIMIT 1"
+        return f'SELECT array_agg("end" ORDER BY shard), ({newest}) FROM {self.name("_shards")}'
+
+    def reach(self) -> str:
+        """Return the statement for the reach of an opening: whether it is known, the ends now, and the lowest ends of later openings.
+
+        If it is not known, a copy without it was restored: then these are the ends when that was opened, which was the newest opening.
+        """
+        openings = self.name("_openings")
+        number = f"SELECT number FROM {openings} WHERE name = $1::text"
+        since = f"coalesce(({number}), (SELECT max(number) - 1 FROM {openings} WHERE $1::text IS NOT NULL), 0)"
+        lowest = (
+            f"SELECT array_agg(low ORDER BY place) FROM (SELECT place, min(each) AS low FROM {openings}, "
+            f"unnest(ends) WITH ORDINALITY AS u(each, place) WHERE number > {since} GROUP BY place) AS s"
+        )
+        known = f"SELECT ($1::text IS NULL OR EXISTS ({number}))::integer::bigint"
+        return f'{known}, (SELECT array_agg("end" ORDER BY shard) FROM {self.name("_shards")}), ({lowest})'
+
+    def _cut(self, where: str, *, newest: bool = False) -> str:
+        """Return a query for rows in order: the first one, and more, while they are not larger together than allowed.
+
+        Its parameters: $1 the shard, $2 of `where`, $3 the first offset, $4 the most rows, $5 the most bytes.
+        """
+        pairs = list(zip(self.columns.names, self.kinds, strict=True))
+        sizes = [
+            f"coalesce({'pg_column_size' if kind.column == 'jsonb' else 'octet_length'}({quoted(name)}), 0)"
+            for name, kind in pairs
+            if kind.counts
+        ]
+        size = " + ".join([str(_ROW_BYTES * (1 + len(pairs) // 8)), *sizes])
+        order = "_offset DESC" if newest else "_offset"
+        columns = ["_offset", *(quoted(name) for name in self.columns.names)]
+        inner = (
+            f"SELECT {', '.join(columns)}, sum({size}) OVER (ORDER BY {order} ROWS UNBOUNDED PRECEDING) AS _sum, "
+            f"row_number() OVER (ORDER BY {order}) AS _number, lead(_offset) OVER (ORDER BY {order}) AS _next "
+            f"FROM {self.name()} WHERE _shard = $1::integer AND {where} ORDER BY {order} LIMIT $4::bigint"
+        )
+        cut = f"SELECT * FROM ({inner}) AS a WHERE _sum <= $5::bigint OR _number = 1"
+        return f"{cut} ORDER BY _offset" if newest else cut
+
+    def _select(self, cut: str) -> str:
+        """Return a statement whose result is one row: the number of rows, the offset of the next row or null, and an array of each column."""
+        arrays = ["array_agg(_offset)"]
+        for name, kind in zip(self.columns.names, self.kinds, strict=True):
+            cast = "" if kind.sent == kind.column.partition(" COLLATE")[0] else f"::{kind.sent}"
+            arrays.append(f"array_agg({quoted(name)}{cast})")
+        following = "CASE WHEN bool_or(_next IS NULL) THEN NULL ELSE max(_next) END"
+        return f"SELECT count(*), {following}, {', '.join(arrays)} FROM ({cut}) AS b"
+
+    def entity(self, since: str | None) -> str:
+        """Return the statement for rows of an entity: the shard, the entity, the first offset, most rows, most bytes.
+
+        Args:
+            since: a column of offsets; the newest row has the offset in it at which reading begins.
+        """
+        start = "$3::bigint"
+        if since is not None:
+            newest = (
+                f"SELECT {quoted(since)}::bigint FROM {self.name()} WHERE _shard = $1::integer AND entity = $2::text "
+                "ORDER BY _offset DESC LIMIT 1"
+            )
+            start = f"greatest($3::bigint, ({newest}))"  # greatest() passes over null
+        return self._select(self._cut(f"entity = $2::text AND _offset >= {start}"))
+
+    def newest(self) -> str:
+        """Return the statement for the newest rows of an entity, in order; parameters as `entity`."""
+        return self._select(self._cut("entity = $2::text AND _offset >= $3::bigint", newest=True))
+
+    def rows(self) -> str:
+        """Return the statement for rows of a shard: the shard, the offset behind the last one, the first offset, most rows, most bytes."""
+        return self._select(self._cut(_RANGE))
+
+    def within(self) -> str:
+        """Return the statement for the offset of the first row that has no place in the bytes, or null; parameters as `rows`."""
+        cut = self._cut(_RANGE)
+        return f"SELECT CASE WHEN bool_or(_next IS NULL) THEN NULL ELSE max(_next) END FROM ({cut}) AS b"
+
+    def erase(self) -> str:
+        """Return the statement that erases rows of an entity: the shard, the entity, and the offset behind the last one."""
+        return f"DELETE FROM {self.name()} WHERE _shard = $1::integer AND entity = $2::text AND _offset < $3::bigint"

@@ -1,0 +1,574 @@
+"""`PostgresLog` answers the questions of a log as `Journal` does; what only it does; and what it refuses."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from functools import partial
+from pathlib import Path
+from typing import Any
+from uuid import UUID
+
+import pytest
+import trio
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("psycopg")
+
+import pyarrow as pa
+from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited, Withdraw
+from tests.actors.postgres.cluster import Cluster
+
+from levada.actors.durable import Durable, OutcomeUnknown, applies, log_columns, log_config, shards
+from levada.actors.journal import (
+    Append,
+    Appended,
+    AwaitRows,
+    EraseEntity,
+    Fenced,
+    GetExtent,
+    GetReach,
+    GetSchema,
+    Journal,
+    JournalBehind,
+    JournalDamaged,
+    JournalError,
+    JournalUnwritable,
+    OffsetWithin,
+    Reach,
+    ReadEntity,
+    ReadRows,
+    SchemaMismatch,
+    stream_of,
+)
+from levada.actors.postgres import PostgresStore
+from levada.actors.postgres.addresses import PostgresAddress
+from levada.actors.postgres.opening import refuse_server
+from levada.framework import ActorSystem, Asks, Ref, handles, message
+from levada.framework.errors import ConfigurationError
+
+pytestmark = pytest.mark.release
+
+COLUMNS = log_columns(Deposited)
+
+
+def store(url: str) -> PostgresStore:
+    return PostgresStore.at(url, "log")
+
+
+@asynccontextmanager
+async def log_at(url: str, shards: int = 2, columns: pa.Schema | None = COLUMNS) -> AsyncIterator[Ref[Any]]:
+    async with ActorSystem("test", ask_timeout=50.0) as system, store(url).open(system, shards) as log:
+        if columns is not None:
+            await log.ask(GetSchema(columns.serialize().to_pybytes()))
+        yield log
+
+
+def table_of(url: str) -> str:
+    return store(url).table
+
+
+def rows_for(*entities: str, size: int = 0, snapshot: int | None = None) -> pa.RecordBatch:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    found = [
+        (entity, number, None, now, "test.durable.deposited", 1, None, None, snapshot, b"x" * size or None, number)
+        for number, entity in enumerate(entities)
+    ]
+    return pa.RecordBatch.from_struct_array(pa.array(found, pa.struct(list(COLUMNS))))
+
+
+def plain(answer: Any) -> Any:
+    """An answer with its rows in words."""
+    if hasattr(answer, "batch"):
+        return {"next": getattr(answer, "next", None), "rows": answer.batch().to_pylist() if answer.count else []}
+    return answer
+
+
+QUESTIONS: list[Any] = [
+    Append(rows_for("a", "b", "a"), partition=0, at=0),
+    Append(rows_for("c"), partition=0, at=0),
+    Append(rows_for("c"), partition=0, at=7),
+    Append(stream_of(rows_for("c", "", "ü")), partition=0, at=3),
+    Append([], partition=0, at=6),
+    Append([], partition=0, at=5),
+    Append(rows_for("a", snapshot=2), key="a", at=0),
+    Append(rows_for("a", snapshot=2), partition=0, at=6),
+    ReadEntity("a", partition=0),
+    ReadEntity("a", partition=0, start=1),
+    ReadEntity("a", partition=0, newest=1),
+    ReadEntity("a", partition=0, newest=2, stream=False),
+    ReadEntity("a", partition=0, newest=9, start=1),
+    ReadEntity("a", partition=0, since="_snapshot"),
+    ReadEntity("b", partition=0, since="_snapshot"),
+    ReadEntity("a", partition=0, since="kind"),
+    ReadEntity("nobody", partition=0, newest=1),
+    ReadEntity("nobody", partition=0, since="_snapshot"),
+    ReadEntity("a"),
+    ReadRows(0, 0),
+    ReadRows(0, 2, 4),
+    ReadRows(0, 7),
+    ReadRows(0, 8),
+    ReadRows(5, 0),
+    GetSchema(),
+    EraseEntity("a", partition=0, before=6),
+    ReadEntity("a", partition=0),
+    ReadRows(0, 0),
+    ReadRows(0, 2, 3),
+    ReadRows(0, 3),
+    EraseEntity("a", partition=0),
+    EraseEntity("a", partition=0),
+    ReadRows(0, 6),
+    Append(rows_for("a"), partition=0, at=7),
+    ReadRows(0, 0, 8),
+    Append(pa.RecordBatch.from_pylist([{"x": 1}]), partition=0, at=8),
+    Append(rows_for("a"), partition=9, at=8),
+    AwaitRows({0: 7, 1: 1}),
+    AwaitRows({0: 0, 1: 0}, rows=9),
+]
+
+
+async def test_the_answers_are_those_of_a_journal_on_disk(url: str, tmp_path: Path) -> None:
+    async with ActorSystem("test", ask_timeout=50.0) as system, log_at(url) as there:
+        here: Ref[Any] = system.spawn(partial(Journal, tmp_path, COLUMNS, config=log_config(2)))
+        for number, question in enumerate(QUESTIONS):
+            found = []
+            for log in (here, there):
+                try:
+                    found.append(plain(await log.ask(question)))
+                except JournalError as error:
+                    found.append(type(error))
+            if isinstance(question, AwaitRows):
+                found = [each.end for each in found]
+            assert found[0] == found[1], (number, question)
+
+
+async def test_rows_come_in_pieces_of_the_size_that_is_asked_for(url: str) -> None:
+    async with log_at(url, 1) as log:
+        await log.ask(Append(rows_for(*"ababab", size=100_000), partition=0, at=0))
+        at: int | None = 0
+        found: list[list[int]] = []
+        while at is not None:
+            some = await log.ask(ReadEntity("a", partition=0, start=at, max_bytes=250_000))
+            found.append(some.batch().column("offset").to_pylist())
+            at = some.next
+        assert found == [[0, 2], [4]]
+        some = await log.ask(ReadEntity("a", partition=0, newest=3, max_bytes=250_000))
+        assert (some.batch().column("offset").to_pylist(), some.next) == ([2, 4], None)
+        some = await log.ask(ReadEntity("a", partition=0, max_bytes=1))
+        assert (some.count, some.next) == (1, 2)
+        assert [(await log.ask(ReadRows(0, 1, end, size))).count for end, size in ((6, 250_000), (6, 1), (2, 1))] == [
+            2,
+            1,
+            1,
+        ]
+        assert [await log.ask(OffsetWithin(0, 0, 6, size)) for size in (1, 250_000, 10_000_000)] == [1, 2, 6]
+
+
+async def test_many_rows_come_in_pieces_too(url: str) -> None:
+    async with log_at(url, 1) as log:
+        await log.ask(Append(rows_for(*["a"] * 9000), partition=0, at=0))
+        at: int | None = 0
+        counts: list[int] = []
+        while at is not None:
+            some = await log.ask(ReadEntity("a", partition=0, start=at))
+            counts.append(some.count)
+            at = some.next
+        assert counts == [4096, 4096, 808]
+
+
+@message("test.postgres.part")
+class Part:
+    name: str
+    weight: float | None = None
+
+
+@message("test.postgres.everything", frozen=True)
+class Everything(Asks[bool]):
+    text: str
+    number: int
+    ratio: float
+    flag: bool
+    data: bytes
+    at: datetime
+    day: date
+    took: timedelta
+    price: Decimal
+    id: UUID
+    names: list[str]
+    sizes: dict[str, float]
+    part: Part
+    parts: list[Part]
+    maybe: int | None = None
+
+
+class Store(Durable[Everything]):
+    kept_so_far: int = 0
+
+    @handles
+    def keep(self, m: Everything) -> bool:
+        self.record(m)
+        return True
+
+    @applies
+    def kept(self, e: Everything) -> None:
+        self.kept_so_far += 1
+        SEEN.append(e)
+
+
+SEEN: list[Everything] = []
+ODD = "\0é\x10\x100 \U0001f600'\"\\"
+EVERYTHING = [
+    Everything(
+        ODD, -(1 << 63), float("-inf"), True, b"\0\xff", datetime(1, 1, 1, tzinfo=UTC), date(9999, 12, 31), timedelta(days=-999, microseconds=1),
+        Decimal("-12345678901234567890.123456789012345678"), UUID(int=1), [ODD, ""], {ODD: -0.0, "a": 1e300, "b": 5e-324}, Part(ODD),
+        [Part("x", 0.1), Part("y")],
+    ),
+    Everything("", 0, -0.0, False, b"", datetime(9999, 12, 31, 23, 59, 59, 999999, tzinfo=UTC), date(1, 1, 1), timedelta(0),
+        Decimal('0E-18'), UUID(int=0), [], {}, Part(""), [], 1),
+]  # fmt: skip
+
+
+async def test_every_type_of_column_and_every_text_comes_back_as_it_was(url: str, server: Cluster) -> None:
+    for _ in range(2):
+        SEEN.clear()
+        async with ActorSystem("test", ask_timeout=50.0) as system:
+            found = await shards(system, Store, events=Everything, journal=url, shards=1)
+            for number, each in enumerate(EVERYTHING):
+                assert await found[ODD].ask(each, command=f"{ODD}{number}") is True
+            assert SEEN == EVERYTHING
+            assert [(repr(each.sizes), repr(each.ratio)) for each in SEEN] == [
+                (repr(each.sizes), repr(each.ratio)) for each in EVERYTHING
+            ]
+    assert len(SEEN) == 2  # read again, and the commands were known
+    [kinds] = server.execute(
+        f"SELECT array_agg(pg_typeof(x)::text) FROM {table_of(url)}_events e, LATERAL (VALUES (1)) v(x) LIMIT 1"
+    )
+    assert kinds is not None
+    [row] = server.execute(
+        f"SELECT number, price::text, took, names ->> 1, jsonb_array_length(parts), entity FROM {table_of(url)}_events WHERE sequence = 1"
+    )
+    assert row == (
+        -(1 << 63),
+        "-12345678901234567890.123456789012345678",
+        timedelta(days=-999, microseconds=1),
+        "",
+        2,
+        ODD.replace("\x10", "\x10\x10").replace("\0", "\x100"),
+    )
+
+
+async def test_a_large_event_is_kept_and_read(url: str) -> None:
+    big = rows_for("a", "a", "b", size=14 << 20)
+    async with log_at(url, 1) as log:
+        await log.ask(Append(big, partition=0, at=0))
+        some = await log.ask(ReadEntity("a", partition=0))
+        assert (some.count, some.next, some.batch().column("_data").equals(big.slice(0, 1).column("_data"))) == (
+            1,
+            1,
+            True,
+        )
+
+
+async def test_a_log_grows_and_the_older_program_goes_on(url: str, server: Cluster) -> None:
+    table = table_of(url)
+    async with log_at(url, 1) as old:
+        assert await old.ask(Append(rows_for("a"), partition=0, at=0)) == Appended(0, 0, 1)
+        async with ActorSystem("test", ask_timeout=50.0) as system:
+            accounts = await shards(system, Account, events=EVENTS, journal=url, shards=1)
+            assert await accounts["b"].ask(Withdraw(-5)) == 5
+        end = (await old.ask(GetExtent())).end[0]
+        assert await old.ask(Append(rows_for("a"), partition=0, at=end)) == Appended(0, end, 1)
+        assert (await old.ask(ReadEntity("a", partition=0))).count == 2
+    assert server.execute(f"SELECT entity, amount, note FROM {table}_events ORDER BY _offset") == [
+        ("a", 0, None),
+        ("b", -5, ""),
+        ("a", 0, None),
+    ]
+    async with log_at(url, 1, None) as log:
+        schema = pa.ipc.read_schema(pa.py_buffer(await log.ask(GetSchema())))
+        assert schema.names == [*COLUMNS.names, "note"]
+
+
+async def test_programs_that_start_at_once_make_one_log(url: str) -> None:
+    async with ActorSystem("test", ask_timeout=50.0) as system:
+        found: list[Any] = []
+
+        async def start(name: str) -> None:
+            found.append(await shards(system, Account, events=EVENTS, journal=url, shards=2, name=name))
+
+        async with trio.open_nursery() as nursery:
+            for number in range(4):
+                nursery.start_soon(start, f"n{number}")
+        epochs = {(await each.journal.ask(GetExtent())).epoch for each in found}
+        assert len(epochs) == 1
+
+
+async def test_a_second_program_fences_the_first(url: str, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "levada")
+    async with ActorSystem("one", ask_timeout=50.0) as one, ActorSystem("two", ask_timeout=50.0) as two:
+        first = await shards(one, Account, events=EVENTS, journal=url, shards=1)
+        assert await first["anna"].ask(Deposit(5)) == 5
+        second = await shards(two, Account, events=EVENTS, journal=url, shards=1)
+        assert await second["anna"].ask(Deposit(6)) == 11
+        with pytest.raises(OutcomeUnknown):
+            await first["anna"].ask(Deposit(7), command="c")
+        assert await first["anna"].ask(Deposit(7), command="c") == 18
+
+
+async def test_serializable_as_the_default_isolation_is_fine(url: str, server: Cluster) -> None:
+    options = "&options=-c%20default_transaction_isolation%3Dserializable"
+    async with ActorSystem("test", ask_timeout=50.0) as system:
+        accounts = await shards(system, Account, events=EVENTS, journal=url + options, shards=4)
+        answers: dict[str, list[int]] = {}
+
+        async def deposit(name: str) -> None:
+            answers[name] = [await accounts[name].ask(Deposit(1), command=str(n)) for n in range(10)]
+
+        async with trio.open_nursery() as nursery:
+            for number in range(20):
+                nursery.start_soon(deposit, f"a{number}")
+        assert set(map(tuple, answers.values())) == {tuple(range(1, 11))}
+
+
+async def test_those_who_wait_for_rows_see_those_of_another_process(url: str) -> None:
+    async with log_at(url) as here, log_at(url) as there:
+        await there.ask(GetExtent())
+        async with trio.open_nursery() as nursery:
+            found: list[Any] = []
+
+            async def wait() -> None:
+                found.append((await here.ask(AwaitRows({0: 0, 1: 0}, rows=3))).end)
+
+            nursery.start_soon(wait)
+            await there.ask(Append(rows_for("a"), partition=1, at=0))
+            await there.ask(Append(rows_for("a", "b"), partition=0, at=0))
+        assert found == [{0: 2, 1: 1}]
+
+
+async def test_openings_tell_how_far_rows_are_the_same(url: str, server: Cluster) -> None:
+    table = table_of(url)
+    async with log_at(url) as log:
+        one = await log.ask(GetExtent())
+        await log.ask(Append(rows_for("a", "b", "c"), partition=0, at=0))
+        assert await log.ask(GetReach(one.opening)) == Reach(True, {0: 3, 1: 0})
+    async with log_at(url) as log:
+        two = await log.ask(GetExtent())
+        assert (two.epoch, two.opening == one.opening) == (one.epoch, False)
+        await log.ask(Append(rows_for("d"), partition=0, at=3))
+        assert await log.ask(GetReach(one.opening)) == Reach(True, {0: 3, 1: 0})
+        assert await log.ask(GetReach(two.opening)) == Reach(True, {0: 4, 1: 0})
+        assert await log.ask(GetReach(None)) == Reach(True, {0: 0, 1: 0})
+    # What a fail-over to a standby without the newest rows leaves.
+    server.execute(f"DELETE FROM {table} WHERE _offset >= 2")
+    server.execute(f'UPDATE {table}_shards SET "end" = 2 WHERE shard = 0')
+    async with log_at(url) as log:
+        await log.ask(Append(rows_for("e", "f", "g"), partition=0, at=2))
+        assert await log.ask(GetReach(two.opening)) == Reach(True, {0: 2, 1: 0})
+        server.execute(f"DELETE FROM {table}_openings WHERE name = %s", two.opening)
+        assert await log.ask(GetReach(two.opening)) == Reach(False, {0: 2, 1: 0})
+
+
+async def opened(url: str) -> Any:
+    async with ActorSystem("test", ask_timeout=50.0) as system:
+        return await shards(system, Account, events=EVENTS, journal=url, shards=2)
+
+
+async def test_another_number_of_shards_and_other_columns_are_refused(url: str) -> None:
+    await opened(url)
+    async with ActorSystem("test") as system:
+        with pytest.raises(ConfigurationError, match="shards is 3, wanted 2, as many as the journal has partitions"):
+            await shards(system, Account, events=EVENTS, journal=url, shards=3)
+    other = pa.schema([field if field.name != "amount" else pa.field("amount", pa.string()) for field in COLUMNS])
+    for wrong, says in (
+        (other, "amount: string, in the journal int64"),
+        (pa.schema([*COLUMNS, pa.field("new", pa.int64(), nullable=False)]), "new: new, so it must be nullable"),
+    ):
+        async with log_at(url, 2, None) as log:
+            with pytest.raises(SchemaMismatch, match=says):
+                await log.ask(GetSchema(wrong.serialize().to_pybytes()))
+    async with log_at(url, 2, pa.schema([("entity", pa.string())])) as log:
+        assert (await log.ask(GetExtent())).end == {0: 1, 1: 1}  # of a log, one may know less
+
+
+async def test_a_new_log_has_no_columns_until_they_are_wanted(url: str) -> None:
+    async with log_at(url, 2, None) as log:
+        assert len(pa.ipc.read_schema(pa.py_buffer(await log.ask(GetSchema())))) == 0
+        assert (await log.ask(GetExtent())).end == {0: 0, 1: 0}
+        for question in (ReadRows(0, 0), ReadEntity("a"), Append(rows_for("a"), partition=0, at=0), EraseEntity("a")):
+            with pytest.raises(JournalError, match=r"the log has no columns yet: ask GetSchema\(wanted\)"):
+                await log.ask(question)
+        with pytest.raises(SchemaMismatch, match="PostgreSQL keeps the logs of durable actors"):
+            await log.ask(GetSchema(pa.schema([("x", pa.string())]).serialize().to_pybytes()))
+        with pytest.raises(SchemaMismatch, match="these bytes are no columns"):
+            await log.ask(GetSchema(b"x"))
+
+
+async def test_a_table_that_is_no_log_is_left_alone(url: str, server: Cluster) -> None:
+    server.execute(f"CREATE TABLE {table_of(url)} (x integer)")
+    with pytest.raises(JournalError, match=r"there is a table .* which is no log: give the log another name, \?table="):
+        await opened(url)
+    assert server.execute(f"SELECT count(*) FROM {table_of(url)}") == [(0,)]
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ("ALTER TABLE {} ALTER COLUMN amount TYPE integer", "was changed by hand: amount: integer, wanted bigint"),
+        ("DROP VIEW {}_events; ALTER TABLE {} DROP COLUMN _body", "was changed by hand: _body: missing, wanted bytea"),
+        ("DELETE FROM {}_log", "_log\" is empty"),
+        ("UPDATE {}_log SET columns = 'x'", "cannot be read"),
+    ],
+)  # fmt: skip
+async def test_a_table_that_was_changed_by_hand_is_named(url: str, server: Cluster, change: str, says: str) -> None:
+    await opened(url)
+    if "TYPE" in change:
+        server.execute(f"DROP VIEW {table_of(url)}_events")
+    for each in change.split("; "):
+        server.execute(each.format(table_of(url)))
+    with pytest.raises(JournalDamaged, match=says):
+        await opened(url)
+
+
+async def test_tables_that_change_while_the_log_is_open_are_named(url: str, server: Cluster) -> None:
+    table = table_of(url)
+    async with log_at(url, 1) as log:
+        await log.ask(Append(rows_for("a"), partition=0, at=0))
+        server.execute(
+            f"INSERT INTO {table} (_shard, _offset, entity, sequence, time, kind) VALUES (0, 1, 'x', 1, now(), 'x')"
+        )
+        with pytest.raises(JournalDamaged, match="rows behind the end of the log, which levada has not written"):
+            await log.ask(Append(rows_for("a"), partition=0, at=1))
+        server.execute(f"DELETE FROM {table} WHERE _offset = 1")
+        server.execute(f"ALTER TABLE {table} ALTER COLUMN sequence DROP NOT NULL")
+        server.execute(f"UPDATE {table} SET sequence = NULL")
+        with pytest.raises(
+            JournalDamaged, match="the column sequence has a value that levada did not write: it is null"
+        ):
+            await log.ask(ReadRows(0, 0))
+        server.execute(f"DELETE FROM {table}_shards")
+        with pytest.raises(JournalDamaged, match="the row of shard 0 is gone"):
+            await log.ask(Append(rows_for("a"), partition=0, at=1))
+        server.execute(f"DROP TABLE {table} CASCADE")
+        with pytest.raises(JournalDamaged, match="a table of the log is gone"):
+            await log.ask(ReadRows(0, 0))
+
+
+async def test_a_log_that_was_made_anew_is_behind(url: str, server: Cluster, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.CRITICAL, "levada")
+    table = table_of(url)
+    async with ActorSystem("test", ask_timeout=50.0) as system:
+        accounts = await shards(system, Account, events=EVENTS, journal=url, shards=1)
+        for _ in range(3):
+            await accounts["anna"].ask(Deposit(1))
+        server.execute(f"DROP TABLE {table}, {table}_shards, {table}_log, {table}_openings CASCADE")
+        async with log_at(url, 1, log_columns(EVENTS)) as log:
+            await log.ask(GetExtent())
+        with pytest.raises(JournalBehind, match="rows 0 to 3 were on the disk and are gone from the log"):
+            await accounts["anna"].ask(Deposit(1))
+        terminate(server)
+        assert accounts.journal is not None
+        with pytest.raises(
+            JournalBehind, match=r"was opened, and this one is .*: its tables were dropped, or this is another database"
+        ):
+            await accounts.journal.ask(Append(rows_like(log_columns(EVENTS)), partition=0, at=0))
+
+
+def rows_like(columns: pa.Schema) -> pa.RecordBatch:
+    row = {**rows_for("a").to_pylist()[0]}
+    return pa.RecordBatch.from_pylist([row], columns)
+
+
+def terminate(server: Cluster) -> None:
+    """End all connections of others."""
+    server.execute(
+        "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND backend_type = 'client backend'"
+    )
+
+
+@pytest.mark.parametrize(
+    ("options", "kind", "says"),
+    [
+        ("-c default_transaction_read_only=on", JournalUnwritable, "the database only reads"),
+        (
+            "-c synchronous_commit=off",
+            ConfigurationError,
+            "synchronous_commit is off, so a crash of the server would lose rows",
+        ),
+    ],
+)
+async def test_sessions_that_cannot_keep_a_log_are_refused(
+    url: str, options: str, kind: type[Exception], says: str
+) -> None:
+    with pytest.raises(kind, match=says):
+        await opened(f"{url}&options={options.replace(' ', '%20').replace('=', '%3D')}&target_session_attrs=any")
+
+
+@pytest.mark.parametrize(
+    ("version", "changed", "kind", "says"),
+    [
+        (13_00_09, {}, ConfigurationError, "this is PostgreSQL 13, and levada needs 14 or later"),
+        (15_00_01, {"recovery": "true"}, JournalUnwritable, "it is a standby"),
+        (15_00_01, {"encoding": "LATIN1"}, ConfigurationError, "the encoding of the database is LATIN1, wanted UTF8"),
+    ],
+)
+def test_servers_that_cannot_keep_a_log_are_refused(
+    version: int, changed: dict[str, str], kind: type[Exception], says: str
+) -> None:
+    fine = {"recovery": "false", "read_only": "off", "encoding": "UTF8", "synchronous_commit": "on"}
+    place = PostgresAddress.of("postgresql://db/bank", "log")
+    refuse_server(place, 14_00_00, fine)
+    with pytest.raises(kind, match=says):
+        refuse_server(place, version, {**fine, **changed})
+
+
+async def test_no_database_is_an_error_at_once(url: str, server: Cluster) -> None:
+    for wrong, says in (
+        (url.replace("/postgres?", "/nowhere?"), 'database "nowhere" does not exist'),
+        (url.replace("levada@", "mallory:s3cret@"), 'role "mallory" does not exist'),
+        (url.replace("host=", "host=%2Fnowhere"), "the database cannot be reached"),
+    ):
+        with pytest.raises(JournalError, match=says) as caught:
+            await opened(wrong)
+        assert "s3cret" not in str(caught.value)
+
+
+async def test_a_role_needs_no_more_than_the_page_says(url: str, server: Cluster) -> None:
+    await opened(url)
+    schema, table = table_of(url).split(".")
+    role = f"writer_{schema}"
+    grants = [
+        f"CREATE ROLE {role} LOGIN",
+        f"GRANT USAGE ON SCHEMA {schema} TO {role}",
+        f"GRANT SELECT ON {schema}.{table}_log TO {role}",
+        f"GRANT SELECT, UPDATE ON {schema}.{table}_shards TO {role}",
+        f"GRANT SELECT, INSERT, DELETE ON {schema}.{table}, {schema}.{table}_openings TO {role}",
+    ]
+    server.execute("; ".join(grants[:-1]))
+    server.execute(
+        f"GRANT SELECT, INSERT, DELETE ON {schema}.{table} TO {role}; GRANT SELECT ON {schema}.{table}_openings TO {role}"
+    )
+    own = url.replace("levada@", f"{role}@")
+    with pytest.raises(
+        JournalUnwritable, match=f'lacks rights: GRANT INSERT ON "{schema}"."log_openings" TO "{role}"; GRANT DELETE'
+    ):
+        await opened(own)
+    server.execute(grants[-1])
+    async with ActorSystem("test", ask_timeout=50.0) as system:
+        accounts = await shards(system, Account, events=EVENTS, journal=own, shards=2)
+        assert await accounts["anna"].ask(Deposit(5), command="c") == 5
+        assert await accounts.erase("anna") == 1
+        assert await accounts["bert"].ask(Balance()) == 0
+
+
+async def test_an_append_without_a_place_is_refused(url: str) -> None:
+    async with log_at(url) as log:
+        with pytest.raises(JournalError, match="says where it begins"):
+            await log.ask(Append(rows_for("a"), partition=0))
+        with pytest.raises(SchemaMismatch, match="are a record batch, or a stream of one"):
+            await log.ask(Append([Deposited(5)], partition=0, at=0))
+        assert await log.ask(Append(rows_for("a"), partition=0, at=3)) == Fenced(0, 0)
+        log.tell(Append(rows_for("a"), partition=0, at=0))
+        assert (await log.ask(AwaitRows({}))).end == {0: 1, 1: 0}
