@@ -118,6 +118,7 @@ class Bank:
     commands = 12
     entities = 4
     settings = SETTINGS
+    patience = 30.0
     timeouts: tuple[float, ...] = 0.5, 5.0
     """Seconds for which a client waits for an answer before it asks again."""
     rests: tuple[float, ...] = 0.0, 0.05, 0.8
@@ -126,7 +127,7 @@ class Bank:
     def __init__(self, world: World) -> None:
         self._world = world
         rng = random.Random(f"bank {world.seed}")
-        self._keeper = rng.random() < 0.5
+        self._keeper, self._alone = rng.random() < 0.5, False
         self._nodes = rng.choice((2, 3))
         self._idle, self._snapshot_every = rng.choice((0.5, 5.0, 60.0)), rng.choice((3, 1000))
         self._todo = [
@@ -157,7 +158,8 @@ class Bank:
                 events=Added | Reminded,
                 journal="/accounts",
                 shards=4,
-                nodes=nodes,
+                nodes=None if self._alone else nodes,
+                patience=self.patience,
                 keeper=self._keeper,
                 idle=self._idle,
                 snapshot_every=self._snapshot_every,

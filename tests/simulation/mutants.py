@@ -7,16 +7,17 @@ from typing import Any, Final
 
 import attrs
 
+from levada.actors.durable.access import Access
 from levada.actors.durable.commits import UnderWay
 from levada.actors.durable.hosting import Host
 from levada.actors.durable.reminders import Reminders
 from levada.actors.durable.rows import FIRED
 from levada.actors.durable.shard import Shard
-from levada.actors.journal import appends
+from levada.actors.journal import Appended, appends
 from levada.actors.nodes.placing import Placing
 from levada.framework.testing.simulation import SimulatedFiles
 
-__all__ = ["MOVES", "MUTANTS", "OWNERS"]
+__all__ = ["KEEPERS", "MOVES", "MUTANTS", "OWNERS"]
 
 
 def no_command_memory() -> None:
@@ -90,6 +91,27 @@ def two_owners() -> None:
     host._close = stay
 
 
+def gives_up_at_once() -> None:
+    """A shard does not wait for a journal that is out of reach."""
+    way: Any = Access
+
+    async def never(self: Any, attempt: Any, lost: Exception) -> None:
+        raise lost
+
+    way._until_reached = never
+
+
+def asks_anew() -> None:
+    """A shard whose append found other rows in its place writes its own behind them, without a look at them."""
+    way: Any = Access
+
+    async def anew(self: Any, question: Any, batch: Any, at: int) -> Any:
+        answer = await self._ask_once(question)
+        return answer if isinstance(answer, Appended) else await self._ask_once(attrs.evolve(question, at=answer.end))
+
+    way._append_again = anew
+
+
 def no_sync() -> None:
     """No file is brought to the disk."""
     files: Any = SimulatedFiles
@@ -119,9 +141,13 @@ MUTANTS: Final[dict[str, Callable[[], None]]] = {
         no_sync,
         no_fence,
         two_owners,
+        gives_up_at_once,
+        asks_anew,
     )
 }
 MOVES: Final[dict[str, Callable[[], None]]] = {moves_twice.__name__: moves_twice}
 """The mutants that `tests.simulation.moves` has to find."""
 OWNERS: Final = frozenset({"no_fence", "two_owners"})
 """The mutants for which a shard has to move from an owner that does not know it: see `tests.simulation.handover`."""
+KEEPERS: Final = frozenset({"asks_anew", "gives_up_at_once"})
+"""The mutants for which the keeper has to be lost: see `tests.simulation.keepers`."""

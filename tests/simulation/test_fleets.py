@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from tests.simulation.mutants import MOVES, MUTANTS, OWNERS
+from tests.simulation.mutants import KEEPERS, MOVES, MUTANTS, OWNERS
 
 ROOT = Path(__file__).parents[2]
 
@@ -75,7 +75,7 @@ def test_a_bank_does_each_command_once_when_shards_move_behind_the_back_of_their
 
 
 @pytest.mark.release
-@pytest.mark.parametrize("mutant", sorted(MUTANTS.keys() - OWNERS))
+@pytest.mark.parametrize("mutant", sorted(MUTANTS.keys() - OWNERS - KEEPERS))
 def test_a_mutant_is_found_within_a_hundred_worlds(mutant: str) -> None:
     require_found(worlds(0, 100, mutant=mutant))
 
@@ -85,6 +85,26 @@ def test_a_mutant_is_found_within_a_hundred_worlds(mutant: str) -> None:
 @pytest.mark.parametrize("mutant", sorted(OWNERS))
 def test_a_second_owner_is_found_within_a_hundred_moves(mutant: str) -> None:
     require_found(worlds(0, 100, mutant=mutant, program="handover"))
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+def test_the_loss_of_a_keeper_leaves_no_outcome_unknown() -> None:
+    """Commands without ids, so each of them is given once, and answered or refused."""
+    assert len(lines(worlds(0, 8, program="keepers"))) == 8
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("part", range(8))
+def test_the_loss_of_a_keeper_leaves_no_outcome_unknown_in_four_hundred_worlds(part: int) -> None:
+    assert len(lines(worlds(1000 + 50 * part, 50, program="keepers"))) == 50
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("mutant", sorted(KEEPERS))
+def test_a_shard_that_does_not_find_out_what_was_written_is_found_within_a_hundred_worlds(mutant: str) -> None:
+    require_found(worlds(0, 100, mutant=mutant, program="keepers"))
 
 
 @pytest.mark.ci
