@@ -195,7 +195,7 @@ def run_by_others() -> set[tuple[str, str | None]]:
     found.add((name_of(test_nodes_on_spark_page.PAGE), test_nodes_on_spark_page.ERROR))
     found |= {(name_of(test_demo_page.PAGE), output) for output in (test_demo_page.SHARES, test_demo_page.COMMANDS)}
     found |= {(name_of(test_read_a_journal_page.PAGE), output) for _, output in test_read_a_journal_page.PROGRAMS}
-    pages = ("add-a-carrier.md", "add-a-protocol.md")
+    pages = ("add-a-carrier.md", "add-a-protocol.md", "add-a-store.md")
     return found | {(f"docs/how-to/{page}", output) for page in pages for _, output in modules_of(page).values()}
 
 

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
+from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -24,18 +25,24 @@ pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
 from levada.actors.authentication import Credentials, Refused  # noqa: E402
+from levada.actors.durable import log_columns, log_config  # noqa: E402
 from levada.actors.journal import (  # noqa: E402
+    Append,
     AwaitRows,
     DeclareGroup,
     EraseEntity,
     GetExtent,
     GetGroups,
     GetJournalStatistics,
+    GetReach,
+    GetSchema,
+    Journal,
     JournalConfig,
     JournalError,
     JournalFull,
     Keyed,
     OffsetGone,
+    ReadRows,
     SchemaMismatch,
     backup,
     columns_of,
@@ -77,6 +84,7 @@ from levada.framework import (  # noqa: E402
     Codec,
     Failed,
     Identity,
+    Ref,
     channel,
     handles,
     message,
@@ -487,6 +495,37 @@ def test_addresses_that_cannot_be_used_say_why(actors: Actors, tmp_path: Path, m
     attrs.evolve(Token.read(token), host="another").write(away)
     with pytest.raises(BridgeUnreachable, match="on another machine"):
         connection(actors.bridge.address, str(away))
+
+
+class OtherStore(Actor[AwaitRows | GetExtent | GetReach | GetSchema | ReadRows]):
+    """A log that has no blocks of mapped files."""
+
+    log: Ref[Any]
+
+    @handles
+    async def any(self, m: Any) -> None:
+        self.reply_later().send(await self.log.ask(m, timeout=None))
+
+
+async def test_a_log_of_another_store_is_read(tmp_path: Path) -> None:
+    events = log_columns(Line)
+    async with ActorSystem() as system, serve_bridge(system, tmp_path / "b") as bridge:
+        log: Any = system.spawn(partial(Journal, tmp_path / "log", events, config=log_config(1)))
+        now = datetime.now(UTC)
+        rows = [
+            dict.fromkeys(events.names) | {"entity": "a", "sequence": n, "time": now, "kind": "line", "number": n}
+            for n in range(3)
+        ]
+        await log.ask(Append(pa.RecordBatch.from_pylist(rows, events), partition=0), timeout=None)
+        await bridge.log("events", system.spawn(OtherStore, log))
+        client = RemoteMailbox(bridge.address, "events")
+
+        def read() -> list[int]:
+            found = client.describe()
+            batches = client.read(0, 0, found.end[0], epoch=found.epoch, schema=found.columns())
+            return [number for each in batches for number in each.column("number").to_pylist()]
+
+        assert await trio.to_thread.run_sync(read) == [0, 1, 2]
 
 
 async def test_a_folder_that_others_may_enter_is_refused(tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
 """The seam between what uses a log and what keeps it: the questions that a store answers, and how.
 
 A log is any ref that answers the questions of `Log`: a `Journal` here, in a keeper or on a node, or an actor in front of a database. More questions
-make it readable by Spark (`TailedLog`), or a mailbox that Spark writes to (`MailboxLog`). `levada.actors.journal.testing.check_log` tests a store.
+make it readable by Spark (`TailedLog`), or a mailbox that Spark writes to (`MailboxLog`). `levada.actors.durable.testing.check_log` tests a store.
 
 The protocols below are for the actor that answers: it has a handler for each question. Names of handlers do not matter to askers.
 """
@@ -54,8 +54,9 @@ class Log(Protocol):
     Rows are in partitions, one for each shard. How many there are is fixed when the log is made. The rows of a partition have the offsets 0, 1, 2 and
     so on, without gaps, and an offset never means another row.
 
-    A handler may refuse with a `JournalError`; its class says why. A refusal is final: what was refused is not done later. Any other error says that
-    the store is out of reach: it is not known what was done. The asker sends the same question again, and the store may get each question twice.
+    A handler may refuse with a `JournalError`; its class says why. A refusal is final: the question is not carried out later. Any other error says
+    that the store is out of reach, and has carried out the question or not. The asker sends the same question again, so the store may get each
+    question twice.
 
     Rows travel as an Arrow IPC stream of one record batch (`stream_of`, `rows_of_stream`).
     """

@@ -66,7 +66,7 @@ from levada.actors.journal.store import Store
 from levada.actors.metrics.spark import bridge_samples
 from levada.actors.rsocket import Request, RequestInvalid
 from levada.framework import Actor, ActorSystem, Codec, Ref, Sample, Sender, bounded, handles, restart
-from levada.framework.errors import ActorStopped, ConfigurationError, LevadaError
+from levada.framework.errors import ActorError, ActorStopped, ConfigurationError, LevadaError
 from levada.transports.rsocket import Payload
 
 from .bridge_reading import JournalAway, blocks_of, require_epoch
@@ -274,7 +274,8 @@ class Bridge(Desk):
 
         Args:
             name: as for `mailbox`.
-            of: the result of `levada.actors.durable.shards` in this process; or its journal, which may be in another process (`keeper`).
+            of: the result of `levada.actors.durable.shards` in this process; or its journal, which may be in another process (`keeper`), or any
+                `levada.actors.journal.TailedLog`.
 
         Raises:
             ConfigurationError: the name is invalid or taken, or the journal is not the log of a durable class.
@@ -292,7 +293,9 @@ class Bridge(Desk):
         try:
             await journal.ask(Read(0, extent.end[0], extent.end[0]), timeout=None)
             is_away = False
-        except TypeError:  # blocks of mapped files do not travel
+        except ActorStopped:
+            raise
+        except (TypeError, ActorError):  # blocks of mapped files do not travel, and another store has none
             is_away = True
         (self.directory / "logs").mkdir(mode=0o700, exist_ok=True)
         (self.directory / "logs" / name).touch()

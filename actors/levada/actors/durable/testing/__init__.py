@@ -1,0 +1,8 @@
+"""Tools for tests of stores that keep logs of durable actors."""
+
+from __future__ import annotations
+
+from .check_log import LogCheck, MadeLog, Maker, check_log, log_checks
+from .faulty_log import FaultyLog
+
+__all__ = ["FaultyLog", "LogCheck", "MadeLog", "Maker", "check_log", "log_checks"]
