@@ -14,7 +14,14 @@ from levada.actors import cli
 ROOT = Path(__file__).parents[2]
 
 
-@pytest.mark.parametrize(("options", "files"), [([], {"Containerfile"}), (["--spark"], {"query.py"})])
+@pytest.mark.parametrize(
+    ("options", "files"),
+    [
+        ([], {"Containerfile"}),
+        (["--spark"], {"query.py"}),
+        (["--durable"], {"Containerfile", "README.md", ".gitignore"}),
+    ],
+)
 def test_a_new_project(
     options: list[str],
     files: set[str],
@@ -43,6 +50,7 @@ def test_a_new_project(
         ("json", "would hide it"),
         ("hypothesis", "would hide it"),
         ("pyspark", "would hide it"),
+        ("pyarrow", "would hide it"),
         ("x" * 250, "File name too long"),  # long enough for test_NAME.py only
     ],
 )
@@ -80,7 +88,7 @@ def run(folder: Path, *command: str) -> str:
 
 
 @pytest.mark.release
-@pytest.mark.parametrize("options", [[], ["--spark"]])
+@pytest.mark.parametrize("options", [[], ["--spark"], ["--durable"]])
 def test_the_new_project_passes_its_own_test_and_every_check(
     options: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -91,6 +99,39 @@ def test_the_new_project_passes_its_own_test_and_every_check(
     run(folder, "ruff", "check", "--isolated", "--select", "E,F,I,UP,B", "--line-length", "120", ".")
     run(folder, "ruff", "format", "--isolated", "--line-length", "120", "--check", ".")
     run(folder, "mypy", "--strict", "--explicit-package-bases", "tally.py")
+
+
+@pytest.mark.ci
+@pytest.mark.timeout(180)
+def test_a_durable_project_serves_as_its_readme_says_and_its_simulation_finds_a_bid_that_is_done_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pytest.importorskip("pyarrow")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["new", "tally", "--durable"]) == 0
+    folder = tmp_path / "tally"
+    program = (folder / "tally.py").read_text("utf-8")
+    (folder / "tally.py").write_text(program.replace(":7000", ":0"), "utf-8")
+    for _ in range(2):  # the second life knows what the first has taken
+        with subprocess.Popen(
+            [sys.executable, "-m", "levada.actors", "serve", "tally:app", "--nodes", "2"],
+            cwd=folder,
+            env=os.environ | {"PYTHONPATH": os.pathsep.join([".", *filter(None, sys.path)])},
+            stdout=subprocess.PIPE,
+            text=True,
+        ) as server:
+            try:
+                assert server.stdout is not None
+                url = server.stdout.readline().split()[-1]
+                call = ["levada.actors", "call", url, "--data"]
+                answers = [run(folder, *call, bid) for bid in ("clock 1 anna 1500", "clock 2 bert 1500")]
+            finally:
+                server.terminate()
+        assert (server.returncode, answers) == (0, ["leads\n", "too low, or too late\n"])
+    (folder / "tally.py").write_text(program.replace(", command=order)", ")"), "utf-8")
+    command = ["levada.actors", "simulate", "test_tally:strike", "--faults", "test_tally:FAULTS", "--seeds", "100"]
+    with pytest.raises(AssertionError, match="NotLinear"):
+        run(folder, *command)
 
 
 @pytest.mark.release

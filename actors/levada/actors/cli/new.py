@@ -15,6 +15,7 @@ from levada.framework import __version__
 from levada.framework.errors import ConfigurationError
 
 from . import Subparsers
+from .durable_project import DURABLE_FILES, DURABLE_NEXT
 
 __all__ = ["add_parser", "run"]
 
@@ -273,7 +274,9 @@ def add_parser(subparsers: Subparsers) -> None:
     parser.add_argument(
         "name", metavar="NAME", help="name of the folder and of the module: lower-case letters, digits and _"
     )
-    parser.add_argument("--spark", action="store_true", help="an app that keeps the lines for Spark, and a query")
+    kind = parser.add_mutually_exclusive_group()
+    kind.add_argument("--spark", action="store_true", help="an app that keeps the lines for Spark, and a query")
+    kind.add_argument("--durable", action="store_true", help="an app whose actors keep their state, alone and on nodes")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -291,11 +294,15 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigurationError(
             f"NAME is {name!r}, wanted the name of a module: lower-case letters, digits and _, which is not the last"
         )
-    if name in ("pytest", "pyspark") or importlib.util.find_spec(name) is not None:
+    if name in ("pytest", "pyspark", "pyarrow") or importlib.util.find_spec(name) is not None:
         raise ConfigurationError(f"a module {name} exists already, and the project would hide it: choose another name")
-    extra = "[spark]" if args.spark else ""
+    extra = "[spark]" if args.spark else "[journal]" if args.durable else ""
     values = {"name": name, "folder": name, "version": __version__, "extra": extra}
-    templates = FILES | (SPARK_FILES if args.spark else CONTAINER)
+    if args.durable:
+        others, following = DURABLE_FILES, DURABLE_NEXT
+    else:
+        others, following = (SPARK_FILES, NEXT + QUERY) if args.spark else (CONTAINER, NEXT + CALL)
+    templates = FILES | others
     files = {Template(path).substitute(values): Template(text).substitute(values) for path, text in templates.items()}
     if len(files) < len(templates):
         raise ConfigurationError(f"the project has another {name}.py: choose another name")
@@ -310,5 +317,5 @@ def run(args: argparse.Namespace) -> int:
             raise
     except OSError as error:
         raise ConfigurationError(f"cannot create {error.filename or name}: {error.strerror}") from error
-    print(Template(NEXT + (QUERY if args.spark else CALL)).substitute(values), end="")
+    print(Template(following).substitute(values), end="")
     return 0
