@@ -288,6 +288,7 @@ def test_a_backup_and_its_restore(journal: Path, tmp_path: Path, levada: Run) ->
     code, output = levada("restore", tmp_path / "copy", tmp_path / "restored")
     assert code == 0
     assert re.fullmatch(rf"{tmp_path}/restored: {said}\n", output)
+    (journal / "backup.lock").unlink()
     assert state(journal) == before
     fill(journal, 4)
     assert levada("restore", tmp_path / "copy", journal) == (

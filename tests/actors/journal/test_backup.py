@@ -6,6 +6,7 @@ import contextvars
 import errno
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tarfile
@@ -29,6 +30,7 @@ from levada.actors.journal import (  # noqa: E402
     Appended,
     Copied,
     Deliver,
+    Fenced,
     GetExtent,
     Journal,
     JournalConfig,
@@ -45,8 +47,9 @@ from levada.actors.journal import (  # noqa: E402
     restore,
     stream_of,
 )
+from levada.actors.nodes import NodeUp  # noqa: E402
 from levada.framework import ActorSystem, bounded  # noqa: E402
-from levada.framework.errors import ConfigurationError  # noqa: E402
+from levada.framework.errors import ActorError, ConfigurationError  # noqa: E402
 from levada.framework.testing.simulation import CHANGES, Call, Crashed, Fault, SimulatedDisk, SimulatedFiles  # noqa: E402
 
 SCHEMA = pa.schema([("entity", pa.string()), ("n", pa.int64())])
@@ -76,9 +79,9 @@ def contents(directory: Path) -> dict[int, list[int]]:
 
 
 def state(directory: Path) -> dict[str, bytes]:
-    return {
-        str(path.relative_to(directory)): path.read_bytes() for path in sorted(directory.rglob("*")) if path.is_file()
-    }
+    """All files but the lock of copies, which stays."""
+    files = [path for path in sorted(directory.rglob("*")) if path.is_file() and path.name != "backup.lock"]
+    return {str(path.relative_to(directory)): path.read_bytes() for path in files}
 
 
 def names(directory: Path) -> list[str]:
@@ -135,6 +138,42 @@ def test_a_copy_of_a_closed_journal_is_the_same_journal(journal: Path, tmp_path:
         assert other.epoch == copied.epoch
         assert other.reach(copied.opening).known
     assert names(tmp_path / "deep") == ["copy"]
+
+
+def test_a_program_may_start_while_a_closed_journal_is_copied(journal: Path, tmp_path: Path) -> None:
+    begun, done = threading.Event(), threading.Event()
+
+    def progress(*_: int) -> None:
+        begun.set()
+        assert done.wait(60)
+
+    last = max((journal / "partition-0001").glob("*.segment"))
+    last.write_bytes(last.read_bytes() + b"LvB1 and half a block")  # as if the last program had been killed
+    with copying(journal, tmp_path / "copy", progress=progress) as (thread, found):
+        assert begun.wait(60)
+        with Store.open(journal, None, CONFIG) as store:
+            fill(store, 100, 200)
+            store.look()
+            done.set()
+            thread.join()
+    assert found[0].end == {0: 50, 1: 50}
+    assert contents(tmp_path / "copy") == {0: list(range(0, 100, 2)), 1: list(range(1, 100, 2))}
+
+
+def test_a_closed_journal_whose_folder_has_no_links_is_locked_while_it_is_copied(
+    journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def link(*_: Any) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    def progress(*_: int) -> None:
+        with pytest.raises(JournalLocked):
+            Store.open(journal, None, CONFIG)
+
+    monkeypatch.setattr(os, "link", link)
+    assert backup(journal, tmp_path / "copy", progress=progress)[0].end == {0: 50, 1: 50}
+    monkeypatch.undo()
+    assert contents(tmp_path / "copy") == contents(journal)
 
 
 def test_a_copy_of_an_open_journal_ends_where_its_files_were_pinned_whatever_happens_to_them_later(
@@ -251,6 +290,52 @@ async def test_a_copy_of_a_journal_in_a_keeper(tmp_path: Path) -> None:
         await kept.ask(Append(stream_of(rows(4)), partition=1), timeout=None)
     assert copied.end == {0: 0, 1: 3}
     assert contents(tmp_path / "copy") == {0: [], 1: [1, 2, 3]}
+
+
+@pytest.mark.release
+async def test_copies_while_the_keeper_is_killed_again_and_again(tmp_path: Path) -> None:
+    """Each copy is whole, whichever way it was made; a copy of the moment without a keeper keeps the next one out only for a while."""
+    written = copies = kills = 0
+    async with (
+        ActorSystem(ask_timeout=60.0) as system,
+        keeper(system) as keep,
+        keep.nodes.events() as events,
+        trio.open_nursery() as nursery,
+    ):
+        kept = await keep.open(tmp_path / "journal", SCHEMA, config=CONFIG)
+
+        async def write() -> None:
+            nonlocal written
+            while True:
+                try:
+                    answer = await kept.ask(Append(stream_of(rows(written)), partition=0, at=written))
+                except ActorError:
+                    await trio.sleep(0.05)
+                else:
+                    written = answer.end if isinstance(answer, Fenced) else written + 1
+
+        async def kill() -> None:
+            nonlocal kills
+            while True:
+                await trio.sleep(0.3 * (1 + kills % 5))
+                pid = keep.nodes[keep.name].pid
+                assert pid is not None
+                os.kill(pid, signal.SIGKILL)
+                kills += 1
+                while not isinstance(await events.receive(), NodeUp):
+                    pass
+
+        nursery.start_soon(write)
+        nursery.start_soon(kill)
+        while kills < 6:
+            before, target = written, tmp_path / f"copy-{copies}"
+            await trio.to_thread.run_sync(partial(backup, tmp_path / "journal", target, verify=True))
+            found = contents(target)[0]
+            assert found == list(range(len(found)))
+            assert len(found) >= before
+            copies += 1
+        nursery.cancel_scope.cancel()
+    assert copies > 6
 
 
 @pytest.mark.parametrize("is_open", [False, True])

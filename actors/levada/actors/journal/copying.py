@@ -23,12 +23,13 @@ from levada.framework.platform import PLATFORM, Platform
 from .blocks import write_all
 from .errors import JournalDamaged, JournalError, JournalLocked, refused
 from .inspection import Inspection, inspect, journals_in
-from .pinning import Pin, delete_tree, locked, pinned
+from .pinning import LEDGER_LAST, Pin, delete_tree, locked, pinned
 
 __all__ = [
     "Copied",
     "Progress",
     "backup",
+    "errors_of",
     "pinned_files",
     "refusals",
     "require_whole",
@@ -76,7 +77,8 @@ def backup(
 
     A journal that a process has open is copied as it is at one moment, with all rows that were answered before the call: its process pins the
     files, within about a second and in tens of milliseconds, and goes on. That is any process with a `Journal`: a bridge, a keeper, durable actors.
-    Several journals are copied one after the other, each as it is at its own moment. A journal that is not open stays locked meanwhile.
+    Several journals are copied one after the other, each as it is at its own moment. A journal that is not open is locked only until its files are
+    pinned; if its folder cannot be written to, it stays locked until it is copied.
 
     Args:
         source: the journal, or the folder above it.
@@ -155,15 +157,17 @@ def _places(
 
 
 def pinned_files(platform: Platform, timeout: float, journal: Path, resources: ExitStack) -> Pin:
-    """Lock a journal that is closed, or have the files of an open one pinned, until `resources` are closed. Raises as `backup`."""
-    while True:
-        with suppress(JournalLocked):
+    """Have the files of a journal pinned until `resources` are closed. Raises as `backup`.
+
+    A closed journal whose folder cannot be written to, or has no hard links, stays locked instead.
+    """
+    try:
+        return resources.enter_context(pinned(platform, journal, timeout))
+    except OSError as error:
+        try:
             return resources.enter_context(_closed(platform, journal))
-        with ExitStack() as asking:
-            found = asking.enter_context(pinned(platform, journal, timeout))
-            if found is not None:
-                resources.push(asking.pop_all())
-                return found
+        except JournalLocked:
+            raise error from None
 
 
 @contextmanager
@@ -176,10 +180,20 @@ def _closed(platform: Platform, directory: Path) -> Iterator[Pin]:
             for pattern in ("*.segment", "*.index"):
                 for path in files.glob(partition.folder, pattern):
                     sizes[f"{path.parent.name}/{path.name}"] = files.stat(path).st_size
-        for name in ("ends", "ledger.sqlite-wal", "ledger.sqlite"):
+        for name in LEDGER_LAST:
             if files.exists(directory / name):
                 sizes[name] = files.stat(directory / name).st_size
         yield Pin(directory, sizes)
+
+
+@contextmanager
+def errors_of(copy: Path, journal: Path) -> Iterator[None]:
+    """Make errors name the journal, not a copy that will be gone."""
+    try:
+        yield
+    except JournalError as error:
+        error.path = error.path.replace(str(copy), str(journal), 1)
+        raise
 
 
 def require_whole(found: Inspection) -> None:
@@ -205,7 +219,7 @@ def _copy_all(
             name = journal.relative_to(origin)
             with ExitStack() as reading:
                 size = _copy(files, still(journal, reading), aside / name, progress)
-            with inspect(aside / name, blocks=verify) as found:
+            with errors_of(aside / name, journal), inspect(aside / name, blocks=verify) as found:
                 require_whole(found)
                 done.append(_copied(found, target / name, size))
         with refusals(aside):

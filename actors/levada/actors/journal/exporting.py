@@ -23,7 +23,7 @@ from levada.framework.platform import PLATFORM, Platform
 from levada.framework.text import finite
 
 from .blocks import write_all
-from .copying import Progress, pinned_files, refusals, require_whole, synced_file, write_pinned
+from .copying import Progress, errors_of, pinned_files, refusals, require_whole, synced_file, write_pinned
 from .inspection import Inspection, inspect, journals_in
 from .log_events import event_columns, events_of
 from .pinning import Pin
@@ -147,9 +147,10 @@ def _still(platform: Platform, journal: Path, timeout: float) -> Iterator[Inspec
         pin = pinned_files(platform, timeout, journal, resources)
         if pin.folder != journal:
             _cut(platform.files, pin)
-        found = resources.enter_context(inspect(pin.folder))
-        require_whole(found)
-        yield found
+        with errors_of(pin.folder, journal):
+            found = resources.enter_context(inspect(pin.folder))
+            require_whole(found)
+            yield found
 
 
 def _cut(files: Files, pin: Pin) -> None:

@@ -18,7 +18,7 @@ import json
 import logging
 import os
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Event
@@ -34,15 +34,17 @@ from .errors import JournalError, JournalLocked
 from .ledger import Ledger, ledger_errors
 from .partitions import Partition
 
-__all__ = ["Pin", "Pins", "delete_tree", "locked", "pinned"]
+__all__ = ["LEDGER_LAST", "Pin", "Pins", "delete_tree", "locked", "pinned"]
 
 logger = logging.getLogger("levada.actors.journal")
 
 _LOCK, _REQUEST, _NEW, _PIN = "backup.lock", "backup.request", "backup.new", "backup"
+LEDGER_LAST = ("ends", "ledger.sqlite-wal", "ledger.sqlite")
+"""Files beside the partitions, in the order of a copy: if it is cut short it has no ledger, and so it does not open."""
 _POLL = 0.02
 """Seconds between looks for the answer."""
 _POLLS = 50
-"""Looks for the answer between those whether the writer is still there."""
+"""Looks for the answer between looks whether a process still has the journal open."""
 
 
 @attrs.frozen
@@ -108,16 +110,15 @@ class Pins:
         _write(files, folder / "ledger.sqlite", b"")  # readable only for its owner
         with ledger_errors(folder):
             self._ledger.copy_to(folder / "ledger.sqlite")
-        # The ledger comes last: a copy that was cut short has none, and so it does not open.
-        sizes |= {name: files.stat(folder / name).st_size for name in ("ends", "ledger.sqlite")}
+        sizes |= {name: files.stat(folder / name).st_size for name in LEDGER_LAST if files.exists(folder / name)}
         _write(files, folder / "pin.json", json.dumps({"token": token, "sizes": sizes}).encode())
         files.rename(folder, self._directory / _PIN)
         files.discard(self._directory / _REQUEST)
 
 
 @contextmanager
-def pinned(platform: Platform, directory: Path, timeout: float) -> Iterator[Pin | None]:
-    """Have the files of an open journal pinned for a block; yield None if its process ends before it has answered. Blocks.
+def pinned(platform: Platform, directory: Path, timeout: float) -> Iterator[Pin]:
+    """Have the files of a journal pinned for a block, by the process that has it open, or by this one. Blocks.
 
     Args:
         platform: the surroundings.
@@ -126,35 +127,34 @@ def pinned(platform: Platform, directory: Path, timeout: float) -> Iterator[Pin 
 
     Raises:
         JournalLocked: another process copies this journal, or the writer does not answer.
-        OSError: this user may not write into the folder.
+        OSError: this user may not write into the folder, or its file system has no hard links.
     """
     files = platform.files
     with locked(files, directory / _LOCK):
-        token = platform.token_bytes(8).hex()
         try:
-            delete_tree(files, directory / _PIN)
-            yield _awaited(platform, directory, token, timeout)
+            for left in (directory / _NEW, directory / _PIN):
+                delete_tree(files, left)
+            yield _awaited(platform, directory, timeout)
         finally:
             files.discard(directory / _REQUEST)
             delete_tree(files, directory / _PIN)
 
 
-def _awaited(platform: Platform, directory: Path, token: str, timeout: float) -> Pin | None:
-    files = platform.files
-    _ask(files, directory, token)
+def _awaited(platform: Platform, directory: Path, timeout: float) -> Pin:
+    files, token = platform.files, platform.token_bytes(8).hex()
     deadline, tick, polls = platform.monotonic() + timeout, Event(), 0
     while True:
+        if polls % _POLLS == 0:  # seldom: a writer that starts in this moment finds the folder locked
+            with suppress(JournalLocked), locked(files, directory / "lock", shared=True):
+                return _pin_closed(files, directory)
+        polls += 1
         # In this order: the writer deletes the question behind the answer.
         is_asked = files.exists(directory / _REQUEST)
         sizes = _answer_to(files, directory, token)
         if sizes is not None:
             return Pin(directory / _PIN, sizes)
-        if not is_asked:  # it was deleted with the question of a process that was killed
+        if not is_asked:  # yet, or it was deleted with the question of a process that was killed
             _ask(files, directory, token)
-        if polls % _POLLS == 0:  # seldom: a writer that starts in this moment finds the folder locked
-            with suppress(JournalLocked), locked(files, directory / "lock", shared=True):
-                return None
-        polls += 1
         if platform.monotonic() >= deadline:
             raise JournalLocked(
                 f"a process has this journal open and did not answer for {timeout:g} s: it stands still, it cannot pin its files (its log says why), "
@@ -162,6 +162,29 @@ def _awaited(platform: Platform, directory: Path, token: str, timeout: float) ->
                 path=str(directory),
             )
         tick.wait(_POLL)
+
+
+def _pin_closed(files: Files, directory: Path) -> Pin:
+    """Pin the files of a journal that is locked. A program that starts afterwards need not wait for those who copy them.
+
+    Last segments are copied: the next opening may cut them.
+    """
+    folder, sizes = directory / _PIN, dict[str, int]()
+
+    def keep(names: Sequence[str], take: Callable[[Path, Path], None]) -> None:
+        for name in names:
+            take(directory / name, folder / name)
+            sizes[name] = files.stat(folder / name).st_size
+
+    files.make_folder(folder)
+    for partition in files.glob(directory, "partition-*"):
+        files.make_folder(folder / partition.name)
+        names = [f"{partition.name}/{path.name}" for path in files.glob(partition, "*.segment")]
+        keep(names[:-1], files.link)
+        keep(names[-1:], files.copy)
+        keep([f"{partition.name}/{path.name}" for path in files.glob(partition, "*.index")], files.link)
+    keep([name for name in LEDGER_LAST if files.exists(directory / name)], files.copy)
+    return Pin(folder, sizes)
 
 
 def _ask(files: Files, directory: Path, token: str) -> None:
