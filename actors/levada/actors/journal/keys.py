@@ -108,7 +108,8 @@ class _Found:
             whole = joined(rest)
             self.batches[self._measured :] = [whole]
             self._octets, self._measured, self._most = self._octets + whole.nbytes, self._measured + 1, 0
-        return self._octets + sum(batch.nbytes for batch in rows) <= max_bytes
+        octets: int = sum(batch.nbytes for batch in rows)
+        return self._octets + octets <= max_bytes
 
 
 @attrs.frozen
