@@ -503,6 +503,7 @@ def plan_of(cls: Any) -> Plan:
         by_name = any(attribute.kw_only for attribute in attributes)
         flat = all(field.shape.plain for field in fields)
         bulky = any(bytes in field.shape.plain for field in fields)
+        straight = [(field.name, field.alias, field.shape.straight) for field in fields]
         plan = Plan(
             cls,
             tag,
@@ -511,7 +512,7 @@ def plan_of(cls: Any) -> Plan:
             by_name,
             flat,
             bulky,
-            *_straight.row_functions(cls, tag, fields, by_name=by_name),
+            *_straight.row_functions(cls, tag, straight, by_name=by_name),
         )
         cls.__message_plan__ = plan
     return plan

@@ -9,16 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import repeat
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import attrs
 from msgpack import ExtType
 
 from ._wire import COPIES, EXT_MESSAGE, Pairs, unpack, unpack_all
 from .message import BY_TAG
-
-if TYPE_CHECKING:
-    from ._shapes import Field, Plan
 
 LEVELS: Final = COPIES - 1
 """Messages inside messages that are taken: their payloads, copied once a level, are within the budget of one call."""
@@ -252,10 +249,11 @@ def _lower_all(
 def lift_function(tag: str, wanted: Any) -> Callable[[Any, int], Any]:
     """Return the `Plan.lift_row` of the class with a tag, which has to be one of the classes that are wanted; any error if there is none."""
     cls: Any = BY_TAG[tag]
-    plan: Plan = cls.__message_plan__
+    plan = cls.__message_plan__
     if plan.cls is not cls or not issubclass(cls, wanted):
         raise Otherwise
-    return plan.lift_row
+    lift_row: Callable[[Any, int], Any] = plan.lift_row
+    return lift_row
 
 
 def _lift(wire: Any, wanted: tuple[type, ...], left: int) -> Any:
@@ -280,21 +278,20 @@ def _lift_all(wires: Sequence[Any], wanted: tuple[type, ...], left: int) -> list
 
 
 def row_functions(
-    cls: type, tag: str, fields: Sequence[Field], *, by_name: bool
+    cls: type, tag: str, fields: Sequence[tuple[str, str, Straight | None]], *, by_name: bool
 ) -> tuple[Callable[[Any, Any, int], tuple[Any, ...]], Callable[[list[Any], int], Any]]:
-    """Make the functions `lower_row` and `lift_row` of a `Plan`."""
+    """Make the functions `lower_row` and `lift_row` of a `Plan`; of each field, give the name, the constructor's name, and the code."""
     source = Source(cls=cls, tag=tag)
     names = [source.name() for _ in fields]
     lowered, lifted = list[tuple[str, str]](), list[tuple[str, str]]()
-    for name, field in zip(names, fields, strict=True):
-        code = field.shape.straight
+    for name, (_, _, code) in zip(names, fields, strict=True):
         if code is None or code.containers > CONTAINERS:
             return (lambda value, pack, left: _otherwise()), (lambda row, left: _otherwise())
         lowered.append(code.lower(source, name))
         lifted.append(code.lift(source, name))
-    reads = "".join(f"    {name} = value.{field.name}\n" for name, field in zip(names, fields, strict=True))
+    reads = "".join(f"    {name} = value.{field}\n" for name, (field, _, _) in zip(names, fields, strict=True))
     arguments = ", ".join(
-        f"{field.alias}={value}" if by_name else value for field, (_, value) in zip(fields, lifted, strict=True)
+        f"{alias}={value}" if by_name else value for (_, alias, _), (_, value) in zip(fields, lifted, strict=True)
     )
     items = ", ".join(["tag", *(value for _, value in lowered)])
     text = (

@@ -12,8 +12,7 @@ from levada.actors.multiplexed import Opens
 from levada.framework import Actor, Sample
 from levada.transports import carriers
 
-from .connection import MaopDriver
-from .shared import SharedState
+from .connection import MaopDriver, SharedState
 
 __all__ = ["ClientActor", "ClientConnection"]
 

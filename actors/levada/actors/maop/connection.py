@@ -15,12 +15,14 @@ from collections import deque
 from collections.abc import Callable, Iterable
 from typing import Any, ClassVar
 
+import attrs
 import trio
 
 from levada.actors.metrics.protocols import request_samples
 from levada.framework import Ref, Sample, restart
 from levada.framework.errors import ActorStopped, CarrierError
 from levada.framework.platform import PLATFORM
+from levada.framework.tracing import Tracing
 from levada.transports import carriers
 from levada.transports.maop import (
     Approved,
@@ -36,6 +38,7 @@ from levada.transports.maop import (
     Event,
     Execute,
     Failed,
+    HandlerSpec,
     MaopCore,
     OperationCancelled,
     OperationOffered,
@@ -55,13 +58,40 @@ from .config import PeerConfig
 from .control import ENDING, LAST, STARVED, ControlKeeper, Crowded, Last, Starved
 from .errors import Disapproved
 from .executions import Execution
+from .handlers import Handler
+from .limiter import Limiter
 from .log import MAX_TEXT, ConnectionLog
+from .metrics import Metrics
 from .operations import CreditQueue, Outcome
 from .peer import Peer
-from .shared import SharedState
+from .shares import TenantShares
 from .streams import MaopStreams
 
-__all__ = ["MaopDriver"]
+__all__ = ["MaopDriver", "SharedState"]
+
+
+@attrs.frozen(eq=False)
+class SharedState:
+    """Handlers, and the counts, queues and memories that span connections."""
+
+    config: PeerConfig
+    handlers: dict[int, Handler]
+    """Handlers by msg_id; the table never changes. Source: MA-112."""
+    limiter: Limiter
+    """Bounds the handlers at work."""
+    registry: TenantShares
+    """State that the connections of each identity share."""
+    tracing: Tracing | None = None
+    """Of the system."""
+    metrics: Metrics = attrs.field(factory=Metrics)
+    """The counts of all connections."""
+    specs: dict[int, HandlerSpec] = attrs.field(init=False)
+    """The declarations of the handlers."""
+
+    def __attrs_post_init__(self) -> None:
+        specs = {msg_id: handler.declared() for msg_id, handler in self.handlers.items()}
+        object.__setattr__(self, "specs", specs)
+        self.metrics.approval_indexes = self.registry.approval_indexes
 
 
 class MaopDriver(MaopStreams):

@@ -19,11 +19,11 @@ from levada.transports.maop import Capability
 
 from .client import ClientActor
 from .config import MAX_TOKEN, PeerConfig, dial_carrier, fit_carrier, listen_carrier
+from .connection import SharedState
 from .handlers import Handlers, handler_table
 from .limiter import Limiter
 from .peer import Peer
 from .server import Listener, ListenerActor, ListenerContext
-from .shared import SharedState
 from .shares import TenantShares
 
 __all__ = ["connect", "connect_over", "serve", "serve_over"]

@@ -21,10 +21,9 @@ from levada.transports import carriers
 from levada.transports.maop import AttemptLimiter, AuthenticationReceived, ErrorCode
 from levada.transports.maop import Disapproved as DisapprovedEvent
 
-from .connection import MaopDriver
+from .connection import MaopDriver, SharedState
 from .metrics import Metrics
 from .peer import Peer
-from .shared import SharedState
 from .shares import TenantShare
 
 __all__ = ["Listener", "ListenerActor", "ServerConnection"]

@@ -375,7 +375,8 @@ class Node(UntracedActor[Any]):
             return ""  # it was told to drain, and does so now
         if not self._is_mine() or self.state is not MemberState.STARTING:
             return f"{self.place.name} is {self.state.value}"
-        misfit = misfits(self.fleet, self.place, m.classes)
+        up = [each for each in self.fleet.places if self.fleet.directory[each.name].state is MemberState.UP]
+        misfit = misfits(self.place.name, m.classes, {each.name: each.classes for each in up})
         if misfit:
             error = self._lost(f"has another version of a message class, and the two cannot work together: {misfit}")
             self._fail(error)
@@ -385,6 +386,8 @@ class Node(UntracedActor[Any]):
             self.up_since = trio.current_time()
             self.timers.every("look", self.settings.beat, _Look())
         self.place.begun = self.was_up = self.place.imported = True
+        # One object for all nodes of a version.
+        self.place.classes = next((each.classes for each in up if each.classes == m.classes), m.classes)
         self.place.listeners = m.listeners
         self._change(MemberState.UP, url=m.url)
         return ""
