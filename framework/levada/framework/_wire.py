@@ -14,7 +14,6 @@ from .errors import LevadaError
 
 if TYPE_CHECKING:
     from ._shapes import Shape
-    from .codec import Codec
 
 EXT_ATTACHMENT = 1
 EXT_MESSAGE = 2
@@ -350,10 +349,10 @@ class Out:
 
     __slots__ = ("attachments", "budget", "max_items", "packer")
 
-    def __init__(self, codec: Codec, attachments: Attachments | None) -> None:
+    def __init__(self, attachments: Attachments | None, *, max_bytes: int, max_items: int) -> None:
         self.attachments = attachments
-        self.max_items = codec.max_items
-        self.budget = codec.max_bytes * COPIES
+        self.max_items = max_items
+        self.budget = max_bytes * COPIES
         self.packer = new_packer()
 
     def pack(self, plain: Any, steps: Iterable[str] = ()) -> bytes:
@@ -397,11 +396,11 @@ class In:
 
     __slots__ = ("budget", "detach", "handles", "max_depth", "max_items", "root", "seen")
 
-    def __init__(self, codec: Codec, detach: Detach | None) -> None:
+    def __init__(self, detach: Detach | None, *, max_bytes: int, max_items: int, max_depth: int) -> None:
         self.detach = detach
-        self.max_depth = codec.max_depth
-        self.max_items = codec.max_items
-        self.budget = codec.max_bytes * COPIES
+        self.max_depth = max_depth
+        self.max_items = max_items
+        self.budget = max_bytes * COPIES
         self.handles = MAX_HANDLES
         self.root = ""
         self.seen: set[int] = set()

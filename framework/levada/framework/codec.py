@@ -172,7 +172,7 @@ class Codec:
                 ):
                     return octets
         shape = shape_of(expected)
-        out = Out(self, attachments)
+        out = Out(attachments, max_bytes=self.max_bytes, max_items=self.max_items)
         try:
             octets = out.pack(shape.lower(value, out, self.max_depth))
             if len(octets) > self.max_bytes:
@@ -240,7 +240,7 @@ class Codec:
         shape = shape_of(expected)
         if is_message(expected):
             plan_of(expected)
-        into = In(self, detach)
+        into = In(detach, max_bytes=self.max_bytes, max_items=self.max_items, max_depth=self.max_depth)
         try:
             if size >= SCAN_FROM:
                 refuse_container(data[0], shape)
