@@ -108,8 +108,8 @@ class _Found:
             whole = joined(rest)
             self.batches[self._measured :] = [whole]
             self._octets, self._measured, self._most = self._octets + whole.nbytes, self._measured + 1, 0
-        octets: int = sum(batch.nbytes for batch in rows)
-        return self._octets + octets <= max_bytes
+        more: int = sum(batch.nbytes for batch in rows)
+        return self._more + octets <= max_bytes
 
 
 @attrs.frozen
