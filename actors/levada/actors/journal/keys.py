@@ -109,7 +109,7 @@ class _Found:
             self.batches[self._measured :] = [whole]
             self._octets, self._measured, self._most = self._octets + whole.nbytes, self._measured + 1, 0
         more: int = sum(batch.nbytes for batch in rows)
-        return self._more + octets <= max_bytes
+        return self._octets + more <= max_bytes
 
 
 @attrs.frozen
