@@ -352,6 +352,15 @@ def test_mistakes(tmp_path: Path, levada: Run, capsys: pytest.CaptureFixture[str
         f"levada: {tmp_path / 'nothing'} is not a directory: name the folder of a journal, or a folder of journals\n",
     )
     assert levada("ls", "") == (2, "levada: the name of a folder is empty: name one, or the current folder as '.'\n")
+    url = "postgresql://me:secret@db.example/bank"
+    refused = (2, "levada: this is a URL, and wanted is the path of a folder or file on a disk of this machine\n")
+    for arguments in (
+        ("ls", url),
+        ("backup", url, tmp_path / "a"),
+        ("backup", tmp_path, url),
+        ("export", url, tmp_path / "a.csv"),
+    ):
+        assert levada(*arguments) == refused
     code, text = levada("verify", tmp_path)
     assert (code, "there is no journal in" in text) == (2, True)
     with pytest.raises(SystemExit) as ended:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 import mmap
 import os
+import re
 import stat
 import struct
 import sys
@@ -35,6 +36,8 @@ _AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
 _BTIME = struct.Struct("=qI")
 _BTIME_AT = 80  # in a struct statx
 
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+
 _BINARY: Final = getattr(os, "O_BINARY", 0)
 """Windows would change the ends of lines."""
 
@@ -43,10 +46,14 @@ def folder_path(path: StrPath) -> Path:
     """Return the path of a folder that a user has named.
 
     Raises:
-        ConfigurationError: the name is empty, as a variable that was not set is; as a path it would be the current folder.
+        ConfigurationError: the name is empty, as a variable that was not set is; as a path it would be the current folder. Or it is a URL: as a path
+            it would make folders named after its parts. The text does not show it, because it may have a password.
     """
-    if not os.fspath(path):
+    text = os.fspath(path)
+    if not text:
         raise ConfigurationError("the name of a folder is empty: name one, or the current folder as '.'")
+    if _URL.match(text):
+        raise ConfigurationError("this is a URL, and wanted is the path of a folder or file on a disk of this machine")
     return Path(path)
 
 

@@ -684,6 +684,9 @@ def test_a_folder_without_a_name_is_not_the_current_one(tmp_path: Path, monkeypa
     for use in (lambda: Store.open("", SCHEMA), lambda: Journal("", SCHEMA)):
         with pytest.raises(ConfigurationError, match="the name of a folder is empty: name one, or the current folder"):
             use()
+    with pytest.raises(ConfigurationError, match="this is a URL") as refused:
+        Store.open("postgresql://me:secret@db.example/bank", SCHEMA)
+    assert "secret" not in str(refused.value)
     assert list(tmp_path.iterdir()) == []
     with Store.open(".", SCHEMA):
         assert (tmp_path / "ledger.sqlite").exists()
