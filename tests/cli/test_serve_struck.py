@@ -204,7 +204,8 @@ class Load:
                         await connections.start(hold)
                     except RuntimeError:  # it has ended before
                         await trio.sleep(0.05)
-                    connected = trio.Event()
+                    if connected.is_set():
+                        connected = trio.Event()
 
         async def get(path: str) -> int:
             await connected.wait()

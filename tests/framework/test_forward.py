@@ -13,7 +13,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors import aqueduct
 from levada.framework import ActorSystem, Receiver, Sender, TerminalState, channel, forward, message
-from levada.framework.errors import ChannelCancelled, ReceiverClosed
+from levada.framework.errors import ChannelCancelled, HandleNotForwardable, ReceiverClosed
 
 
 @attrs.define
@@ -161,3 +161,57 @@ async def test_the_owner_learns_that_a_follower_of_a_front_has_left(autojump_clo
         await receiver.receive()
         receiver.close()
         await left.wait()
+
+
+@message("tests.forward.offer")
+class Offer:
+    to: Sender[int]
+
+
+@message("tests.forward.browse")
+class Browse:
+    offers: Sender[Offer]
+
+
+async def test_a_message_with_a_handle_that_cannot_travel_on_ends_both_channels_and_is_raised(
+    autojump_clock: MockClock,
+) -> None:
+    """A channel that came from another process cannot be sent on to a third one."""
+    raised: list[HandleNotForwardable] = []  # with the frames that have the message
+    left = trio.Event()
+
+    async def at_home(m: Browse) -> None:
+        sender, orders = channel(int)
+        async with orders:
+            async with m.offers as offers:
+                await offers.send(Offer(sender))
+                await offers.terminated()
+            with pytest.raises(ChannelCancelled):
+                await orders.receive()
+        left.set()
+
+    async def at_front(m: Browse) -> None:
+        sender, receiver = channel(Offer)
+        await home.send(Browse(sender))
+        try:
+            await forward(receiver, m.offers)
+        except HandleNotForwardable as error:
+            raised.append(error)
+
+    async with (
+        ActorSystem("home") as first,
+        ActorSystem("front") as second,
+        ActorSystem("follower") as third,
+        aqueduct.serve(first, "aqueduct+memory://home", at_home, Browse),
+        aqueduct.connect(second, "aqueduct+memory://home", Browse) as home,
+        aqueduct.serve(second, "aqueduct+memory://front", at_front, Browse),
+        aqueduct.connect(third, "aqueduct+memory://front", Browse) as front,
+    ):
+        sender, offers = channel(Offer)
+        await front.send(Browse(sender))
+        async with offers:
+            with pytest.raises(ChannelCancelled):
+                await offers.receive()
+        await left.wait()
+    assert len(raised) == 1
+    assert "forward" in str(raised[0])

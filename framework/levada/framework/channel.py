@@ -40,7 +40,18 @@ from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar, ove
 import trio
 from trio.lowlevel import checkpoint, enable_ki_protection, reschedule
 
-from ._runtime.channel_core import ENDED, OPEN, ChannelCore, Half, Mode, Outcome, Receipt, TerminalState, park
+from ._runtime.channel_core import (
+    ENDED,
+    OPEN,
+    ChannelCore,
+    Half,
+    Mode,
+    Outcome,
+    Receipt,
+    TerminalState,
+    handles_in,
+    park,
+)
 from ._runtime.channel_mailbox import Destination, MailboxFeed
 from ._runtime.traced_channel import make_core
 from .errors import (
@@ -740,7 +751,7 @@ async def forward(receiver: Receiver[T], sender: Sender[T]) -> TerminalState:
     * If the writer finishes, so does `sender`, and this waits until the last reader has taken everything.
     * If the writer cancels or is lost, `sender` is cancelled; the last reader gets the messages that it has already got, then
       `ChannelCancelled` with the reason.
-    * If the last reader leaves or is lost, `receiver` is closed. The message that is here then is dropped.
+    * If the last reader leaves or is lost, `receiver` is closed. The message that is here then is dropped, and channels in it end as lost.
 
     Args:
         receiver: the channel to read from, in any mode.
@@ -750,7 +761,8 @@ async def forward(receiver: Receiver[T], sender: Sender[T]) -> TerminalState:
         How the half that ended first has ended.
 
     Raises:
-        TypeError, ValueError, LevadaError: a message cannot be decoded, or cannot travel; both channels have been ended.
+        TypeError, ValueError, LevadaError: a message cannot be decoded, or cannot travel: it has a channel that came from another process
+            (`HandleNotForwardable`), say. Both channels have been ended, and those in the message are lost.
 
     Cancellation:
         both channels are ended, as in a block of each.
@@ -759,7 +771,12 @@ async def forward(receiver: Receiver[T], sender: Sender[T]) -> TerminalState:
         forget = sender.on_terminated(lambda *_: passing.cancel())
         try:
             async for message in receiver:
-                await sender.send(message)
+                try:
+                    await sender.send(message)
+                except BaseException:
+                    for handle in handles_in(message):
+                        handle.drop(lost=True)  # otherwise its peers would wait until the message is collected
+                    raise
             await sender.finish()
         except ChannelError as error:
             if sender.state is OPEN:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import re
+import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
@@ -18,16 +20,17 @@ pytest.importorskip("pyarrow")
 from tests.actors.nodes.apps import Counter, Leave
 from tests.actors.nodes.conftest import Task, nodes_here
 
-from levada.actors.durable import ShardLost, log_columns, log_config, shards, shards_of
+from levada.actors.durable import ShardLost, log_columns, log_config, shard, shards, shards_of
 from levada.actors.durable.access import Access
-from levada.actors.journal import Journal, JournalLocked
-from levada.actors.nodes import Nodes, NodeSettings, NodeUp
+from levada.actors.journal import Journal, JournalFull, JournalLocked
+from levada.actors.nodes import NodeLost, Nodes, NodeSettings, NodeUp
 from levada.framework import ActorSystem, restart
 from levada.framework.embedding import restart_actor
 from levada.framework.errors import ConfigurationError, NameTaken
 
 from . import sums
 from .sums import LATE, SUMS, SYSTEMS, Add, Added, Double, Doubled, Open, Opener, Sum, Where
+from .test_refusals import Disk
 
 APP = "tests.actors.durable.sums:app"
 PLAIN = "tests.actors.durable.sums:plain"
@@ -210,6 +213,45 @@ async def test_a_journal_of_one_node_serves_the_shards_of_all(tmp_path: Path) ->
         narrow = SYSTEMS["n0"].spawn(lambda: Journal(tmp_path / "narrow", log_columns(Doubled), config=log_config(2)))
         with pytest.raises(ConfigurationError, match="the journal lacks the columns n"):
             await shards(SYSTEMS["n1"], Sum, events=Added, journal=narrow, shards=2, name="narrow")
+
+
+@pytest.mark.ci
+async def test_a_full_disk_of_the_node_with_the_journal_is_the_error_of_commands_on_all_nodes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = Disk(monkeypatch)
+    monkeypatch.setattr(shard, "LAST_DELAY", 0.05)
+    async with fleet(2, PLAIN):
+        journal = SYSTEMS["n0"].spawn(lambda: Journal(tmp_path / "own", log_columns(Added), config=log_config(2)))
+        found = await shards(SYSTEMS["n1"], Sum, events=Added, journal=journal, shards=2)
+        entities = {await found[f"e{i}"].ask(Where()): f"e{i}" for i in range(20)}
+        assert entities.keys() == {"n0", "n1"}
+        disk.refuses = errno.ENOSPC
+        for entity in entities.values():
+            with pytest.raises(JournalFull, match="the disk is full"):
+                await found[entity].ask(Add(1), command="first")
+        disk.refuses = 0
+        for entity in entities.values():
+            while True:
+                try:
+                    assert await found[entity].ask(Add(1), command="second") == 1
+                    break
+                except JournalFull:
+                    await trio.lowlevel.checkpoint()
+
+
+@pytest.mark.ci
+async def test_a_keeper_that_cannot_start_is_an_error_of_the_caller_and_the_next_call_may_do_without(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async with fleet(2, PLAIN):
+        with monkeypatch.context() as broken:
+            broken.setattr(sys, "executable", "/bin/false")
+            for node in ("n0", "n1"):
+                with pytest.raises(NodeLost, match="Sum-keeper ended with exit code 1"):
+                    await shards(SYSTEMS[node], Sum, events=Added, keeper=True, **sums.SETTINGS)
+        found = await shards(SYSTEMS["n1"], Sum, events=Added, **sums.SETTINGS)
+        assert await found["x"].ask(Add(1)) == 1
 
 
 @pytest.mark.ci
