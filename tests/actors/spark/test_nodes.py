@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -95,6 +98,26 @@ async def test_a_node_that_is_reached_by_quic(spark: SparkSession, shipped: Any)
             await nodes.restart()
             again = await nodes.lookup("named")
             assert await again.ask(shipped.Where()) == nodes["n0"].pid != first
+
+
+@pytest.mark.release
+@pytest.mark.timeout(400)
+def test_a_singleton_durable_actors_and_names_are_the_fleets_under_spark(tmp_path: Path) -> None:
+    """The node with the singleton is killed, and all nodes restart; nothing of the durable actors is lost."""
+    ended = subprocess.run(
+        [sys.executable, "-c", "import whole_app; whole_app.main()"],
+        cwd=Path(__file__).parent,
+        env={**os.environ, "WHOLE_APP": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ended.returncode == 0, ended.stderr[-4000:]
+    before, first, moved, after, second, *last = json.loads(ended.stdout.splitlines()[-1])
+    assert moved is True
+    assert [house for house, _ in (before, first)] == [1, 2]
+    assert [house for house, _ in (after, second)] == [1, 2]  # another one, which starts anew
+    assert [paid for _, paid in (before, first, after, second, *last)] == [1, 2, 3, 4, 5, 6]
 
 
 async def test_an_app_that_executors_cannot_import_is_told_with_the_remedy(spark: SparkSession) -> None:
