@@ -43,6 +43,8 @@ class Forwarder(Actor[Any]):
     def __init__(self) -> None:
         self.target: Ref[Any] | None = None
         """The actor; None: messages wait."""
+        self.is_here = False
+        """Whether it is an actor of this system. To find out costs 0.4 µs, as refs have an abstract base class."""
 
     def point(self, ref: Ref[Any] | None) -> None:
         """Pass messages on to this actor from now on; None: let them wait."""
@@ -50,7 +52,7 @@ class Forwarder(Actor[Any]):
             return
         if self.target is not None:
             self.target.forget_watcher(self)  # type: ignore[attr-defined]
-        self.target = ref
+        self.target, self.is_here = ref, isinstance(ref, Cell)
         if ref is not None:
             ref.add_watcher(self, self.target_ended)  # type: ignore[attr-defined]
         inbox = self._bound().make_extras().inbox
@@ -142,7 +144,14 @@ class _ForwarderInbox(Inbox[Any]):
                 return
             entry = batch[-1]
             kind = type(entry)
-            if kind is Stop:
+            if isinstance(entry, Ask):
+                batch.pop()
+                if entry.settled:
+                    entry.pass_over()
+                    continue
+                cell._handled += 1
+                self._hand_on(entry, target)
+            elif kind is Stop:
                 batch.pop()
                 cell.entry_left(entry)
                 self._see_stop(entry)
@@ -150,13 +159,6 @@ class _ForwarderInbox(Inbox[Any]):
                 batch.pop()
                 cell.entry_left(entry)
                 batch.append(entry.next(cell))
-            elif isinstance(entry, Ask):
-                batch.pop()
-                if entry.settled:
-                    entry.pass_over()
-                    continue
-                cell._handled += 1
-                self._hand_on(entry, target)
             elif kind in RUNTIME_ENTRIES and kind not in _TELLS:
                 batch.pop()
                 cell._handled += 1  # it uncounts itself
@@ -170,7 +172,7 @@ class _ForwarderInbox(Inbox[Any]):
 
     def _hand_on(self, question: Ask, target: Any) -> None:
         try:
-            if isinstance(target, Cell):
+            if self._forwarder.is_here:
                 self.system.waits.forward(question, target)
             target.enqueue(question)
         except (MailboxFull, AskCycle) as error:
