@@ -77,6 +77,7 @@ def backup(
 
     A journal that a process has open is copied as it is at one moment, with all rows that were answered before the call: its process pins the
     files, within about a second and in tens of milliseconds, and goes on. That is any process with a `Journal`: a bridge, a keeper, durable actors.
+    Only a process in virtual time does not answer.
     Several journals are copied one after the other, each as it is at its own moment. A journal that is not open is locked only until its files are
     pinned; if its folder cannot be written to, it stays locked until it is copied.
 

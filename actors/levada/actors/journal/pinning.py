@@ -1,8 +1,9 @@
-"""Pins: files of an open journal that stay as they are while another process copies them.
+"""Pins: files of a journal that stay as they are while they are copied.
 
-The writer of the journal makes a pin between two writes, so that segments, ledger and record of ends are of the same moment. A pin has hard
-links, and the writer never changes bytes that it has published: it appends, and gives names to new files. So a pin takes milliseconds, and the
-journal goes on. Only the bytes behind the end of a last segment change; `Pin.sizes` tells where that was.
+The writer of an open journal makes a pin between two writes, so that segments, ledger and record of ends are of the same moment. A pin has hard
+links, and the writer never changes bytes that it has published: it appends, and gives names to new files. So a pin takes 50 ms with 160
+segments, and the journal goes on. Only the bytes behind the end of a last segment change; `Pin.sizes` tells where that was.
+A closed journal is pinned by the process that copies, under the lock that a writer would take.
 
 The process that copies asks through the folder, because the folder is all that it knows of the writer, which may be any program:
 
