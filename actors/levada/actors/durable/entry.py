@@ -128,6 +128,8 @@ class Shards(Generic[M]):
     async def erase(self, entity: str, *, timeout: float | None = None) -> int:
         """Erase an entity from the files of the journal; return the number of erased rows. One row stays, which says that the id was erased.
 
+        If the journal was out of reach meanwhile, rows that were erased before are not counted.
+
         Its reminders are erased too. A command that is being handled fails with `ActorStopped`, all later commands with `EntityErased`. If
         this fails, call it again.
 

@@ -1,4 +1,4 @@
-"""The promises of `levada.actors.journal.Log` as checks for any store.
+"""The promises of `levada.actors.journal.Log` and `levada.actors.journal.TailedLog` as checks for any store.
 
 A maker is an async context manager that makes a new log, with some columns and some number of partitions, and yields a `MadeLog`. The checks know
 nothing else about the store, so the same suite runs on a folder, a keeper and a database.
@@ -36,7 +36,9 @@ class MadeLog:
     other: Ref[Any] | None = None
     """Answers them too, by a way of its own, as another process would have it. None: there is one way."""
     restart: Callable[[], Awaitable[object]] | None = None
-    """Kills the store and starts it again; `ref` stays the same. None: no check does that."""
+    """Kills the store and starts it again, until it answers; `ref` stays the same. None: no check does that."""
+    tailed: bool = False
+    """Whether it is a `levada.actors.journal.TailedLog`."""
 
 
 class Maker(Protocol):
@@ -89,7 +91,7 @@ def log_checks(*, timeout: float = 60.0) -> list[LogCheck]:
     Args:
         timeout: seconds that each of them may take.
     """
-    from . import _fault_checks, _log_checks  # noqa: F401 - they add their checks
+    from . import _fault_checks, _log_checks, _tail_checks  # noqa: F401 - they add their checks
 
     return [LogCheck(name, timeout) for name in CHECKS]
 
