@@ -33,8 +33,9 @@ from levada.framework import (
     forward,
     handles,
     message,
+    restart,
 )
-from levada.framework.errors import ReceiverClosed
+from levada.framework.errors import ChannelError
 
 FRONT = os.environ.get("FRONT", "aqueduct+tcp://127.0.0.1:7001")
 TICKER = os.environ.get("TICKER", "rsocket+tcp://127.0.0.1:7002")
@@ -123,7 +124,7 @@ class Lot(Durable[Open | Bid | Watch | Close]):
     is_open: bool = False
 
     def started(self) -> None:
-        self.feed = self.spawn(Feed)
+        self.feed = self.spawn(Feed, supervise=restart())
 
     @property
     def price(self) -> Price:
@@ -199,8 +200,8 @@ class Feed(Actor[Joined | Price]):
                 self.followers.append(follower)
             else:
                 follower.finish_nowait()
-        except ReceiverClosed:
-            pass  # it has left
+        except ChannelError:
+            pass  # it has left, or is lost
 
     def metrics(self) -> list[Sample]:
         return [BIDS.sample(self.bids), FOLLOWERS.sample(len(self.followers))]
@@ -218,9 +219,9 @@ class Catalogue(Actor[Show]):
     """Knows which lots are open. It reads that from the log, so it needs no state of its own when it moves to another node."""
 
     async def started(self) -> None:
-        self.lots = await open_lots(self.system)
         self.read: dict[int, int] = {}
         self.open: dict[str, Price] = {}
+        self.lots = await open_lots(self.system)
 
     @handles
     async def show(self, _: Show) -> list[Price]:

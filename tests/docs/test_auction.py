@@ -39,14 +39,14 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 @contextmanager
-def running(folder: Path, *command: str, **variables: str) -> Iterator[Iterator[str]]:
-    """Run a module; give what it prints. It ends in order, and logs no error."""
+def running(folder: Path, *command: str, logs: bool = False, **variables: str) -> Iterator[Iterator[str]]:
+    """Run a module; give what it prints. It ends in order, and logs no error unless `logs`."""
     with subprocess.Popen(
         [sys.executable, "-m", *command],
         cwd=folder,
         env=environment(PYTHONUNBUFFERED="1", **variables),
         stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
+        stderr=subprocess.DEVNULL if logs else subprocess.STDOUT,
         text=True,
     ) as process:
         try:
@@ -62,6 +62,13 @@ def running(folder: Path, *command: str, **variables: str) -> Iterator[Iterator[
     # uvicorn ends by the signal, after its lifespan. Nodes that end at the same time warn of each other.
     assert process.returncode in (0, -signal.SIGTERM)
     assert [line for line in rest.splitlines() if not re.match(r"INFO:|.* WARNING levada.actors.nodes|$", line)] == []
+
+
+@contextmanager
+def browsers(folder: Path, front: str) -> Iterator[str]:
+    """Run the process for browsers; give its URL."""
+    with running(folder, "uvicorn", "web:app", "--port", "0", FRONT=front) as lines:
+        yield next(found[1] for line in lines if (found := re.search(r"running on (\S+)", line)))
 
 
 def ask(method: str, url: str) -> Any:
@@ -98,8 +105,7 @@ def test_clients_of_every_kind_share_an_auction(nodes: tuple[str, ...], folder: 
         served = stack.enter_context(running(folder, *serve, **FREE))
         health = next(served).split()[1]
         front, ticker = sorted(next(served).split()[1] for _ in range(2))
-        web = stack.enter_context(running(folder, "uvicorn", "web:app", "--port", "0", FRONT=front))
-        url = next(found[1] for line in web if (found := re.search(r"running on (\S+)", line)))
+        url = stack.enter_context(browsers(folder, front))
         lot = f"{url}/lots/7"
 
         assert ask("PUT", f"{lot}?title=Clock&cents=1000&seconds=3600")
@@ -130,11 +136,37 @@ def test_clients_of_every_kind_share_an_auction(nodes: tuple[str, ...], folder: 
 
 
 @pytest.mark.ci
+@pytest.mark.loopback
+@pytest.mark.timeout(180)
+def test_browsers_follow_a_lot_although_all_nodes_are_killed_one_after_the_other(folder: Path) -> None:
+    pytest.importorskip("fastapi")
+    serve = ("levada.actors", "serve", "auction:app", "--nodes", "3", "--health", "127.0.0.1:0")
+    with running(folder, *serve, logs=True, **FREE) as served:
+        health = next(served).split()[1]
+        front, _ = sorted(next(served).split()[1] for _ in range(2))
+        with browsers(folder, front) as url:
+            lot = f"{url}/lots/7"
+            assert ask("PUT", f"{lot}?title=Clock&cents=1000&seconds=3600")
+            with urlopen(f"{lot}/prices", timeout=30) as prices:
+                assert next_price(prices)["cents"] == 1000
+                for cents, node in enumerate(ask("GET", health)["nodes"], 2000):
+                    os.kill(node["pid"], signal.SIGKILL)
+                    assert ask("POST", f"{lot}/bids/{cents}?bidder=anna&cents={cents}")
+                    assert next_price(prices)["cents"] == cents
+            assert [price["cents"] for price in ask("GET", f"{url}/lots")] == [2002]
+
+
+@pytest.mark.ci
 @pytest.mark.timeout(180)
 def test_its_own_tests_pass(folder: Path) -> None:
     command = [sys.executable, "-m", "pytest", "-q", "-W", "error", "-p", "no:cacheprovider"]
     done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
     assert (done.returncode, "2 passed" in done.stdout) == (0, True), done.stdout + done.stderr
+    # As the tutorial says, the simulation finds that a bid without an id is done twice.
+    program = (folder / "auction.py").read_text("utf-8")
+    (folder / "auction.py").write_text(program.replace(", command=id)", ")"), "utf-8")
+    done = subprocess.run(command, cwd=folder, env=environment(), capture_output=True, text=True, check=False)
+    assert (done.returncode, "NotLinear" in done.stdout) == (1, True), done.stdout + done.stderr
 
 
 def test_what_the_container_file_and_the_readme_name_exists(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -161,9 +193,7 @@ def test_spark_reads_the_log_of_a_running_auction(folder: Path) -> None:
     serve = ("levada.actors", "serve", "auction:app", "--nodes", "2")
     with running(folder, *serve, **FREE) as served:
         front, _ = sorted(next(served).split()[1] for _ in range(2))
-        web = running(folder, "uvicorn", "web:app", "--port", "0", FRONT=front)
-        with web as lines:
-            url = next(found[1] for line in lines if (found := re.search(r"running on (\S+)", line)))
+        with browsers(folder, front) as url:
             assert ask("PUT", f"{url}/lots/7?title=Clock&cents=1000&seconds=3600")
             for number, cents in enumerate((1500, 1700, 1600)):
                 assert ask("POST", f"{url}/lots/7/bids/{number}?bidder=anna{number}&cents={cents}") == (cents != 1600)
