@@ -486,6 +486,19 @@ def test_without_brackets_with_any_with_a_parameter_and_for_loops_nothing_is_pro
 # ---------------------------------------------------------------- become
 
 
+async def test_become_takes_a_class_of_handlers(system: ActorSystem) -> None:
+    class Wrong(Actor[Who]):
+        @handles
+        def who(self, m: Who) -> str:
+            self.become(self.who)  # type: ignore[arg-type]
+            return ""
+
+    with pytest.raises(ActorStopped) as caught:
+        await system.spawn(Wrong).ask(Who())
+    assert isinstance(caught.value.__cause__, TypeError)
+    assert "wanted a class derived from Behaviour, or None" in str(caught.value.__cause__)
+
+
 class Closed(Behaviour):
     @handles
     def who(self: Door, m: Who) -> str:  # type: ignore[misc]

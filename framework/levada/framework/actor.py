@@ -351,7 +351,13 @@ class Actor(Generic[M]):
         self.system.lifecycle.request(self._here(), NORMAL)
 
     def become(self, behaviour: type[Behaviour] | None) -> None:
-        """Switch to another set of handlers from the next message on; ``None`` switches back to the actor's own."""
+        """Switch to another set of handlers from the next message on; ``None`` switches back to the actor's own.
+
+        Raises:
+            TypeError: `behaviour` is neither a class derived from `Behaviour` nor None.
+        """
+        if behaviour is not None and not (isinstance(behaviour, type) and issubclass(behaviour, Behaviour)):
+            raise TypeError(f"become() got {behaviour!r:.100}, wanted a class derived from Behaviour, or None")
         cell = self._here()
         cell._table = behaviour._table if behaviour is not None else type(self)._table
         if cell._batch:
