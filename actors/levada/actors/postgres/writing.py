@@ -104,12 +104,14 @@ class LogWriter:
             if not self._jobs:
                 self._wake = trio.Event()
                 await self._wake.wait()
-            group, octets = list[AppendJob](), 0
+            group, octets, shards = list[AppendJob](), 0, set[int]()
             for job in self._jobs:
-                if group and octets + job.size > MOST_BYTES:
+                # One of each shard, because a shard's row has the mark of its last append only.
+                if group and (octets + job.size > MOST_BYTES or job.shard in shards):
                     break
                 group.append(job)
                 octets += job.size
+                shards.add(job.shard)
             await self._settle(list(group), trio.current_time() + PATIENCE)
             for _ in group:
                 self._jobs.popleft()
