@@ -46,6 +46,7 @@ from levada.actors.journal import (
 )
 from levada.actors.postgres import PostgresStore
 from levada.actors.postgres.addresses import PostgresAddress
+from levada.actors.postgres.errors import DatabaseReadOnly
 from levada.actors.postgres.opening import refuse_server
 from levada.framework import ActorSystem, Asks, Ref, handles, message
 from levada.framework.errors import ConfigurationError
@@ -491,7 +492,11 @@ def terminate(server: Cluster) -> None:
 @pytest.mark.parametrize(
     ("options", "kind", "says"),
     [
-        ("-c default_transaction_read_only=on", JournalUnwritable, "the database only reads"),
+        (
+            "-c default_transaction_read_only=on",
+            JournalUnwritable,
+            "it only reads: it is a standby, or default_transaction_read_only is set",
+        ),
         (
             "-c synchronous_commit=off",
             ConfigurationError,
@@ -510,7 +515,7 @@ async def test_sessions_that_cannot_keep_a_log_are_refused(
     ("version", "changed", "kind", "says"),
     [
         (13_00_09, {}, ConfigurationError, "this is PostgreSQL 13, and levada needs 14 or later"),
-        (15_00_01, {"recovery": "true"}, JournalUnwritable, "it is a standby"),
+        (15_00_01, {"recovery": "true"}, DatabaseReadOnly, "it is a standby"),
         (15_00_01, {"encoding": "LATIN1"}, ConfigurationError, "the encoding of the database is LATIN1, wanted UTF8"),
     ],
 )

@@ -14,11 +14,15 @@ from levada.actors.journal import (
 
 from .addresses import PostgresAddress
 
-__all__ = ["DatabaseAway", "refusal"]
+__all__ = ["DatabaseAway", "DatabaseReadOnly", "refusal"]
 
 
 class DatabaseAway(ConnectionError):
     """The database cannot be reached, or the connection is lost: the last statements may have been done."""
+
+
+class DatabaseReadOnly(DatabaseAway):
+    """All that can be reached only reads: a standby during a fail-over, which may take writes soon."""
 
 
 _GOES_AWAY: Final = (

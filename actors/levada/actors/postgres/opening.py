@@ -24,7 +24,7 @@ from levada.actors.journal import (
 from levada.framework.errors import ConfigurationError
 
 from .addresses import PostgresAddress
-from .errors import DatabaseAway, refusal
+from .errors import DatabaseAway, DatabaseReadOnly, refusal
 from .tables import FORMAT, LogTables, name_of
 
 __all__ = ["LogHead", "Session", "grow_log", "note_opening", "open_log", "open_session", "require_log"]
@@ -33,6 +33,7 @@ OLDEST: Final = 14_00_00
 """The oldest version of PostgreSQL that its makers maintain."""
 KEPT: Final = 1000
 """The number of openings that are kept."""
+_READ_ONLY: Final = "it is a standby, or default_transaction_read_only is set. Name the primary, or all hosts"
 _LOCK: Final = 0x6C657661
 """The first half of the number of the advisory lock for making tables; the other half is made from their name."""
 
@@ -61,18 +62,16 @@ def open_session(address: PostgresAddress) -> Session:
 
     Raises:
         DatabaseAway: there is no database, or it does not take this connection.
-        JournalUnwritable: it only reads.
+        DatabaseReadOnly: it only reads.
     """
     try:
         return psycopg.connect("", autocommit=True, **address.parameters)  # type: ignore[arg-type]  # all are texts
     except psycopg.Error as error:
         text = " ".join(str(error).split())
+        # Its cause would keep the parameters, with the password.
         if "read-only" in text or "hot standby" in text:
-            raise JournalUnwritable(
-                f"the database only reads: it is a standby, or default_transaction_read_only is set. Name the primary, or all hosts ({text})",
-                path=address.shown,
-            ) from None
-        raise DatabaseAway(f"{address}: {text}") from None  # its cause would keep the parameters, with the password
+            raise DatabaseReadOnly(f"{address}: it only reads: {_READ_ONLY} ({text})") from None
+        raise DatabaseAway(f"{address}: {text}") from None
 
 
 def open_log(session: Session, address: PostgresAddress, shards: int, epoch: str) -> LogHead:
@@ -86,8 +85,8 @@ def open_log(session: Session, address: PostgresAddress, shards: int, epoch: str
 
     Raises:
         ConfigurationError: the server cannot keep a log.
-        JournalError: it only reads, lacks rights, or the tables were changed by hand.
-        DatabaseAway: the connection is lost.
+        JournalError: the role lacks rights, or the tables were changed by hand.
+        DatabaseAway: it only reads, or the connection is lost.
     """
     try:
         _require_server(session, address)
@@ -178,7 +177,7 @@ def refuse_server(address: PostgresAddress, version: int, settings: Mapping[str,
     """Require a server that can keep a log; the settings are this session's.
 
     Raises:
-        JournalUnwritable: it only reads.
+        DatabaseReadOnly: it only reads.
         ConfigurationError: it is too old, or would forget rows, or has texts in another encoding.
     """
     if version < OLDEST:
@@ -186,8 +185,7 @@ def refuse_server(address: PostgresAddress, version: int, settings: Mapping[str,
             f"{address}: this is PostgreSQL {version // 10_000}, and levada needs {OLDEST // 10_000} or later"
         )
     if settings["recovery"] == "true" or settings["read_only"] == "on":
-        why = "it is a standby" if settings["recovery"] == "true" else "default_transaction_read_only is set"
-        raise JournalUnwritable(f"the database only reads: {why}. Name the primary, or all hosts", path=address.shown)
+        raise DatabaseReadOnly(f"{address}: it only reads: {_READ_ONLY}")
     if settings["encoding"] != "UTF8":
         raise ConfigurationError(f"{address}: the encoding of the database is {settings['encoding']}, wanted UTF8")
     if settings["synchronous_commit"] == "off":

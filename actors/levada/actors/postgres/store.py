@@ -9,11 +9,11 @@ from typing import Any, Final
 
 import attrs
 
-from levada.actors.journal import JournalError
+from levada.actors.journal import JournalError, JournalUnwritable
 from levada.framework import ActorSystem, Ref, bounded, message, restart
 
 from .addresses import PostgresAddress
-from .errors import DatabaseAway
+from .errors import DatabaseAway, DatabaseReadOnly
 from .log import PostgresLog
 from .opening import LogHead, open_log, open_session
 
@@ -84,6 +84,8 @@ class PostgresStore:
 
         try:
             await system.platform.run_in_thread(look)
+        except DatabaseReadOnly as error:
+            raise JournalUnwritable(str(error)) from None
         except DatabaseAway as error:
             raise JournalError(f"the database cannot be reached: {error}") from None
         log = system.spawn(partial(PostgresLog, address, shards), mailbox=bounded(256), supervise=_AGAIN)
