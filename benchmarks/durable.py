@@ -367,7 +367,9 @@ def _in_spark(only: str) -> Iterator[tuple[list[Workload], dict[str, Measure]]]:
 
 def run(*, rounds: int, quick: bool, only: str, progress: Progress) -> Report:
     """Measure all workloads whose title contains `only`."""
-    with _in_spark(only) as (in_spark, runs):
-        workloads = [*(workload for workload in WORKLOADS if only in workload.title), *in_spark]
-        contender = attrs.evolve(CONTENDER, runs={**CONTENDER.runs, **runs})
+    from ._durable_postgres import in_postgres  # it uses what is above
+
+    with _in_spark(only) as (in_spark, runs), in_postgres(only) as (in_database, more):
+        workloads = [*(workload for workload in WORKLOADS if only in workload.title), *in_database, *in_spark]
+        contender = attrs.evolve(CONTENDER, runs={**CONTENDER.runs, **runs, **more})
         return measure(workloads, [contender], rounds=rounds, quick=quick, progress=progress)

@@ -321,7 +321,7 @@ async def test_nothing_acknowledged_is_lost_or_done_twice_while_nodes_are_struck
         await load.run(strikes)
 
 
-async def test_three_rolling_restarts_under_load_fail_no_request_that_the_server_got(tmp_path: Path) -> None:
+async def test_three_rolling_restarts_under_load_fail_no_request(tmp_path: Path) -> None:
     async with ActorSystem("clients") as system, serving(tmp_path, f"LEVADA_TEST=rolling-{os.getpid()}") as server:
         load = Load(server, system)
 
@@ -335,6 +335,4 @@ async def test_three_rolling_restarts_under_load_fail_no_request_that_the_server
             await trio.sleep(2)
 
         await load.run(restarts)
-    # A request of RSocket that crosses the server's CONNECTION_CLOSE is lost with its connection.
-    crossed = ("follower", "aqueduct connection", "rsocket: ConnectionLost: the carrier ended")
-    assert [text for text in load.failures if not text.startswith(crossed)] == []
+    assert [text for text in load.failures if not text.startswith(("follower", "aqueduct connection"))] == []

@@ -72,8 +72,6 @@ NOT_RUN = {
         "SimulationFailure: failed",
     ): "one world of one version; its own test finds the bug",
     ("docs/explanation/journal.md", "journal/"): "a folder",
-    ("docs/tutorial/index.md", "cd examples/auction"): "`test_auction` runs the app at free ports",
-    ("docs/tutorial/index.md", "curl -X PUT"): "`test_auction` makes these requests",
     ("docs/how-to/demo.md", "files ──Lumberjack, TLS──> ingest"): "a picture",
     ("docs/how-to/demo.md", "[ 40.5 s] shipping: 223,445 records"): "how far one run was",
     ("docs/reference/benchmarks.md", ""): "measured on a quiet machine",

@@ -100,7 +100,8 @@ def test_the_loss_of_a_keeper_leaves_no_outcome_unknown_in_four_hundred_worlds(p
     assert len(lines(worlds(1000 + 50 * part, 50, program="keepers"))) == 50
 
 
-@pytest.mark.release
+@pytest.mark.ci
+@pytest.mark.timeout(300)
 @pytest.mark.parametrize("mutant", sorted(KEEPERS))
 def test_a_shard_that_does_not_find_out_what_was_written_is_found_within_a_hundred_worlds(mutant: str) -> None:
     require_found(worlds(0, 100, mutant=mutant, program="keepers"))

@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 import trio
-import trio.testing
 
 pytest.importorskip("pyarrow")
 pytest.importorskip("psycopg")
@@ -304,28 +303,3 @@ async def test_a_shard_waits_for_a_database_that_is_away_for_seconds(url: str, s
         assert answers == [2]
         assert accounts.journal is not None
         assert (await accounts.journal.ask(GetExtent())).first == dict.fromkeys(range(4), 0)
-
-
-async def test_appends_of_a_shard_that_are_sent_at_once_are_each_found_behind_a_cut(
-    url: str, server: Cluster, proxy: Proxy
-) -> None:
-    """Their answers are cut off at each byte. Only the last one of a shard has its mark in the table."""
-    rows, answers = rows_for("a", "b"), dict[int, object]()
-    async with log_at(through(proxy, url), 1) as log:
-        await log.ask(Append(rows, partition=0, at=0))
-
-        async def append(at: int) -> None:
-            answers[at] = await log.ask(Append(rows, partition=0, at=at))
-
-        for last in range(0, 700, 7):
-            proxy.left["down"] = last
-            async with trio.open_nursery() as nursery:
-                nursery.start_soon(append, 2 + 6 * last // 7)
-                await trio.testing.wait_all_tasks_blocked()
-                for at in (4, 6):
-                    nursery.start_soon(append, at + 6 * last // 7)
-                    await trio.testing.wait_all_tasks_blocked()
-    assert proxy.cuts > 10
-    assert answers == {at: Appended(0, at, 2) for at in range(2, max(answers) + 1, 2)}
-    [(count,)] = server.execute(f"SELECT count(*) FROM {store(url).table}")
-    assert count == 2 + 2 * len(answers)

@@ -104,14 +104,12 @@ class LogWriter:
             if not self._jobs:
                 self._wake = trio.Event()
                 await self._wake.wait()
-            group, octets, shards = list[AppendJob](), 0, set[int]()
+            group, octets = list[AppendJob](), 0
             for job in self._jobs:
-                # One of each shard, because a shard's row has the mark of its last append only.
-                if group and (octets + job.size > MOST_BYTES or job.shard in shards):
+                if group and octets + job.size > MOST_BYTES:
                     break
                 group.append(job)
                 octets += job.size
-                shards.add(job.shard)
             await self._settle(list(group), trio.current_time() + PATIENCE)
             for _ in group:
                 self._jobs.popleft()
