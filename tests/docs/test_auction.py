@@ -181,7 +181,7 @@ def test_what_the_container_file_and_the_readme_name_exists(folder: Path, monkey
     command = json.loads(re.findall(r"^CMD (\[.*\])$", container, re.MULTILINE)[0])
     *serves, call = re.findall(r"^\$ levada (serve .*|call .*)$", readme, re.MULTILINE)
     for arguments in (command[1:], *(line.split() for line in [*serves, call])):
-        assert cli.make_parser().parse_args(arguments).command == arguments[0]
+        assert cli.make_parser(["serve", "call"]).parse_args(arguments).command == arguments[0]
 
 
 @pytest.mark.release
