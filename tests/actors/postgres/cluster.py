@@ -147,6 +147,16 @@ class Cluster:
         self.execute(f"CREATE SCHEMA {name}")
         return name
 
+    def connections(self, application: str) -> int:
+        """Count the connections of an application, once those that have been closed are gone."""
+        until = time.monotonic() + 10
+        while True:
+            [(count,)] = self.execute("SELECT count(*) FROM pg_stat_activity WHERE application_name = %s", application)
+            if not count or time.monotonic() > until:
+                found: int = count
+                return found
+            time.sleep(0.01)
+
     def execute(self, text: str, *values: object) -> list[tuple[Any, ...]]:
         """Run a statement; return its rows."""
         with psycopg.connect(self.url(), autocommit=True) as session:

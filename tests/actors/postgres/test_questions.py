@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -49,7 +49,7 @@ from levada.actors.postgres.addresses import PostgresAddress
 from levada.actors.postgres.errors import DatabaseReadOnly
 from levada.actors.postgres.opening import refuse_server
 from levada.framework import ActorSystem, Asks, Ref, handles, message
-from levada.framework.errors import ConfigurationError
+from levada.framework.errors import ActorStopped, ConfigurationError
 
 pytestmark = pytest.mark.release
 
@@ -577,3 +577,29 @@ async def test_an_append_without_a_place_is_refused(url: str) -> None:
         assert await log.ask(Append(rows_for("a"), partition=0, at=3)) == Fenced(0, 0)
         log.tell(Append(rows_for("a"), partition=0, at=0))
         assert (await log.ask(AwaitRows({}))).end == {0: 1, 1: 0}
+
+
+@pytest.mark.parametrize("how", ["stop", "kill", "cancel"])
+async def test_no_connection_outlives_its_log(url: str, server: Cluster, how: str) -> None:
+    """However it ends, and whatever is under way."""
+    with trio.CancelScope() as scope:
+        async with log_at(f"{url}&application_name={how}", 1) as log, trio.open_nursery() as nursery:
+
+            async def append(at: int) -> None:
+                with suppress(ActorStopped):
+                    await log.ask(Append(rows_for("a", size=1_000_000), partition=0, at=at))
+
+            async def read() -> None:
+                with suppress(ActorStopped):
+                    await log.ask(ReadRows(0, 0))
+
+            await append(0)
+            for at in range(1, 4):
+                nursery.start_soon(append, at)
+                nursery.start_soon(read)
+            await trio.sleep(0.005)
+            if how == "cancel":
+                scope.cancel()
+            else:
+                log.stop(now=how == "kill")
+    assert server.connections(how) == 0
