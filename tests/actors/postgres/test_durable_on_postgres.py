@@ -32,13 +32,11 @@ from tests.actors.durable.test_durable_end import (  # noqa: F401
 from tests.actors.durable.test_durable_handlers import (  # noqa: F401
     test_a_killed_entity_fails_its_command_and_comes_back,
     test_a_message_that_cannot_be_told_after_a_commit_is_lost_alone,
-    test_an_ask_inside_a_handler_waits_for_what_was_recorded,
     test_an_entity_in_memory_answers_in_its_askers_task_with_a_context_of_its_own,
     test_an_entity_that_leaves_memory_runs_its_hook,
     test_commands_behind_one_that_stops_the_entity_are_for_its_next_life,
     test_committed_events_stay_though_the_handler_fails,
     test_durable_actors_run_in_strict_systems_which_check_what_is_the_apps,
-    test_messages_after_a_commit_come_behind_it,
     test_misuse_in_a_handler_fails_its_command_alone,
 )
 from tests.actors.durable.test_durable_replay import (  # noqa: F401

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import struct
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager
@@ -52,8 +51,6 @@ from .wire import bigint, bigints_in, integer, number_in, rows_in
 from .writing import AppendJob, LogWriter
 
 __all__ = ["PostgresLog"]
-
-logger = logging.getLogger("levada.actors.postgres")
 
 ERASED_WITHIN: Final = 600.0
 """Seconds after which a connection that erases counts as lost: an entity may have many rows."""
@@ -282,7 +279,7 @@ class PostgresLog(
         self._later(self._extent, m)
 
     async def _extent(self, log: OpenLog, _: Any) -> Extent:
-        [found] = await self._database.read([(log.tables.extent(), [])])
+        [found] = await self._database.read([(log.tables.extent, [])])
         ends = dict(enumerate(bigints_in(found, 0)))
         return Extent(log.head.epoch, dict.fromkeys(ends, 0), ends, (found.get_value(0, 1) or b"").decode())
 
@@ -309,7 +306,7 @@ class PostgresLog(
             m.since not in columns.names or not pa.types.is_integer(columns.field(m.since).type)
         ):
             raise JournalError(f"since is {m.since!r:.100}, wanted a column of whole numbers", path=self.about)
-        text = log.tables.newest() if m.newest is not None else log.tables.entity(m.since)
+        text = log.tables.newest if m.newest is not None else log.tables.entity(m.since)
         most = MOST_ROWS if m.newest is None else m.newest
         values = [integer(shard), _key(m.entity), bigint(m.start), bigint(most), bigint(m.max_bytes)]
         [found] = await self._database.read([(text, values)])
@@ -334,7 +331,7 @@ class PostgresLog(
         shard, columns = self._shard_of(log, m.partition, None), self._columns(log)
         end = _BEHIND_ALL if m.end is None else m.end
         values = [integer(shard), bigint(end), bigint(m.start), bigint(MOST_RUN), bigint(m.max_bytes)]
-        [found] = await self._database.read([(log.tables.rows(), values)])
+        [found] = await self._database.read([(log.tables.rows, values)])
         batch = rows_in(found, 2, [_OFFSET, *log.tables.kinds], log.found, self.about)
         if not batch.num_rows:
             await self._require_start(log, shard, m.start)

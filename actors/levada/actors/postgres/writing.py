@@ -64,8 +64,6 @@ class LogWriter:
         """Appends that were written."""
         self.rows = 0
         """Their rows."""
-        self.found = 0
-        """Appends that were sent again and had been written."""
         self._database = database
         self._where = where
         self._told = written
@@ -168,7 +166,6 @@ class LogWriter:
                         continue
                     there = number_in(result, 0)
                     if there == job.at + job.rows and number_in(result, 1) == job.mark:
-                        self.found += 1
                         self._written(job)
                     else:
                         job.reply.send(Fenced(job.shard, there))
