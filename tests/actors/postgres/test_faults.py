@@ -47,25 +47,40 @@ async def accounts_at(url: str, *, count: int = 4, name: str = "test") -> AsyncI
 
 
 async def under_fire(
-    url: str, server: Cluster, disturb: Callable[[], Awaitable[None]], *, look: Cluster | None = None
+    url: str,
+    server: Cluster,
+    disturb: Callable[[int], Awaitable[None]],
+    *,
+    after: int = 100,
+    look: Cluster | None = None,
 ) -> None:
-    """Ask many commands with ids while something is disturbed again and again; then look at the answers, and at the table."""
-    answers: dict[int, list[int]] = {}
+    """Ask many commands with ids while something is disturbed again and again; then look at the answers, and at the table.
+
+    The first time is after so many answers, so there is one however quick the machine is.
+    """
+    answers: dict[int, list[int]] = {number: [] for number in range(ASKERS)}
+    many, disturbed = trio.Event(), 0
     async with accounts_at(url) as accounts, trio.open_nursery() as nursery:
         left = ASKERS
 
         async def ask(number: int) -> None:
             nonlocal left
             entity = accounts[f"a{number}"]
-            answers[number] = [await entity.ask(Deposit(1), command=f"c{n}") for n in range(EACH)]
+            for n in range(EACH):
+                answers[number].append(await entity.ask(Deposit(1), command=f"c{n}"))
+                if sum(map(len, answers.values())) == after:
+                    many.set()
             left -= 1
             if not left:
                 nursery.cancel_scope.cancel()
 
         for number in range(ASKERS):
             nursery.start_soon(ask, number)
+        await many.wait()
         while True:
-            await disturb()
+            disturbed += 1
+            await disturb(disturbed - 1)
+    assert disturbed > 0
     assert answers == {number: list(range(1, EACH + 1)) for number in range(ASKERS)}
     table = store(url).table
     done = ASKERS * EACH
@@ -85,8 +100,8 @@ async def under_fire(
 async def test_killed_backends_cost_no_command_its_answer(url: str, server: Cluster, trial: int) -> None:
     random_ = random.Random(trial)
 
-    async def kill() -> None:
-        await trio.sleep(random_.uniform(0.02, 0.3))
+    async def kill(number: int) -> None:
+        await trio.sleep(random_.uniform(0.02, 0.3) if number else 0)
         await trio.to_thread.run_sync(terminate, server)
 
     await under_fire(url, server, kill)
@@ -102,8 +117,8 @@ async def test_servers_that_crash_and_start_again_cost_no_command_its_answer(
         server.stop(signal.SIGQUIT)
         server.start()
 
-    async def disturb() -> None:
-        await trio.sleep(random_.uniform(0.1, 0.4))
+    async def disturb(number: int) -> None:
+        await trio.sleep(random_.uniform(0.1, 0.4) if number else 0)
         await trio.to_thread.run_sync(crash)
 
     await under_fire(url, server, disturb)
@@ -123,8 +138,10 @@ def through(proxy: Proxy, url: str) -> str:
 async def test_cut_connections_cost_no_command_its_answer(url: str, server: Cluster, proxy: Proxy, trial: int) -> None:
     random_ = random.Random(trial)
 
-    async def cut() -> None:
-        up, down = (random_.randrange(200_000), None) if trial % 2 else (None, random_.randrange(20_000))
+    async def cut(number: int) -> None:
+        # To connect takes some thousand bytes, so later cuts leave more.
+        most = (200_000 if trial % 2 else 20_000) if number else 300
+        up, down = (random_.randrange(most), None) if trial % 2 else (None, random_.randrange(most))
         proxy.left = {"up": up, "down": down}
         await proxy.next_cut.wait()
 
@@ -178,21 +195,18 @@ async def test_a_primary_that_is_killed_loses_nothing_if_its_standby_is_synchron
     primary, standby = pair
     primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
     primary.execute("SELECT pg_reload_conf()")
-    random_, promoted = random.Random(trial), False
+    after = random.Random(trial).randrange(ASKERS * EACH // 2)
 
     def fail_over() -> None:
         primary.stop(signal.SIGKILL)
         standby.promote()
 
-    async def disturb() -> None:
-        nonlocal promoted
-        await trio.sleep(random_.uniform(0.1, 0.5))
-        if not promoted:
-            promoted = True
-            await trio.to_thread.run_sync(fail_over)
+    async def disturb(number: int) -> None:
+        if number:
+            await trio.sleep_forever()
+        await trio.to_thread.run_sync(fail_over)
 
-    await under_fire(hosts(primary, standby), primary, disturb, look=standby)
-    assert promoted
+    await under_fire(hosts(primary, standby), primary, disturb, after=after + 1, look=standby)
 
 
 @pytest.mark.parametrize("trial", TRIALS)
