@@ -28,7 +28,9 @@ PUBLIC = sorted(
 TEST_KIT = {"levada.framework.testing.fixtures", "levada.framework.testing.stateful"}
 WEBSOCKET = "levada.transports.carriers.websocket"  # chosen by URL, and missed by a `ConfigurationError` then
 
-JOURNAL = {"levada.actors.durable", "levada.actors.journal", "levada.actors.spark", "levada.actors.spark.shipping"}
+JOURNAL = {
+    "levada.actors.durable", "levada.actors.durable.testing", "levada.actors.journal", "levada.actors.spark", "levada.actors.spark.shipping"
+}  # fmt: skip
 NEEDS: dict[str, set[str]] = {
     "quic": {"levada.transports.quic"},
     "websocket": {"levada.actors.dashboard", WEBSOCKET},  # wsproto brings h11, which the dashboard asks for
