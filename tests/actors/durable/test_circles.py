@@ -314,6 +314,7 @@ async def test_an_asker_that_waits_for_the_disk_only_is_in_no_circle(autojump_cl
             await wait_all_tasks_blocked()
         else:
             nursery.start_soon(boxes["b"].ask, Wait())  # keeps what follows behind it
+            await wait_all_tasks_blocked()
         WORLD["/asker"].tell("" if asks == "first" else "one")
         await wait_all_tasks_blocked()
         nursery.start_soon(boxes["b"].ask, Visit(["/asker"]))

@@ -260,10 +260,9 @@ async def copies_under_load(folder: Path, count: int) -> int:
                 [copied] = await trio.to_thread.run_sync(partial(backup, folder / "journal", target, verify=True))
                 with Store.open(target, None, config) as store:
                     extent, newest = store.extent(), store.newest_batch("q")
+                    known = -1 if newest is None else newest
                     assert (extent.first, extent.end) == (copied.first, copied.end)
-                    whole += (
-                        all(extent.end[number] >= before[number] for number in range(2)) and (newest or -1) >= batch
-                    )
+                    whole += all(extent.end[number] >= before[number] for number in range(2)) and known >= batch
                     assert sum(batch.num_rows for p in range(2) for _, batch in store.batches(p, 0)) == sum(
                         extent.end.values()
                     )
