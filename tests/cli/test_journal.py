@@ -361,6 +361,8 @@ def test_mistakes(tmp_path: Path, levada: Run, capsys: pytest.CaptureFixture[str
         ("export", url, tmp_path / "a.csv"),
     ):
         assert levada(*arguments) == refused
+    code, text = levada("ls", "host=db.example user=me password=secret")
+    assert (code, "postgresql://user@host/database" in text, "secret" in text) == (2, True, False)
     code, text = levada("verify", tmp_path)
     assert (code, "there is no journal in" in text) == (2, True)
     with pytest.raises(SystemExit) as ended:

@@ -37,6 +37,7 @@ _BTIME = struct.Struct("=qI")
 _BTIME_AT = 80  # in a struct statx
 
 _URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_KEYWORDS: Final = re.compile(r"(?:^|\s)(?:dbname|host|hostaddr|password|port|service|user)\s*=")
 
 _BINARY: Final = getattr(os, "O_BINARY", 0)
 """Windows would change the ends of lines."""
@@ -47,13 +48,18 @@ def folder_path(path: StrPath) -> Path:
 
     Raises:
         ConfigurationError: the name is empty, as a variable that was not set is; as a path it would be the current folder. Or it is a URL: as a path
-            it would make folders named after its parts. The text does not show it, because it may have a password.
+            it would make folders named after its parts. Or it has keywords such as ``host=``, as libpq takes them. The text does not show it,
+            because it may have a password.
     """
     text = os.fspath(path)
     if not text:
         raise ConfigurationError("the name of a folder is empty: name one, or the current folder as '.'")
     if _URL.match(text):
         raise ConfigurationError("this is a URL, and wanted is the path of a folder or file on a disk of this machine")
+    if len(_KEYWORDS.findall(text)) > 1:
+        raise ConfigurationError(
+            "these are keywords of a connection to a database, and wanted is a folder or a URL: postgresql://user@host/database"
+        )
     return Path(path)
 
 

@@ -96,7 +96,7 @@ class OpenShards(Asks[OpenedShards]):
         if shards != others:
             del values["max_live"]
         found = [f"{argument}={ours}, now {theirs}" for argument, (ours, theirs) in values.items() if ours != theirs]
-        found = ["events= (their columns differ)" if text.startswith("schema=") else text for text in found]
+        found = [_columns_text(*values["schema"]) if text.startswith("schema=") else text for text in found]
         if found:
             raise ConfigurationError(f"the shards {name!r} were started with other arguments: {', '.join(found)}")
 
@@ -117,6 +117,13 @@ class OpenShards(Asks[OpenedShards]):
         if self.journal is None or isinstance(self.journal, Ref):
             return self
         return OpenShards(self.terms, SentStore.of(self.journal), self.folder, self.keeper)
+
+
+def _columns_text(ours: bytes, theirs: bytes) -> str:
+    """Name the columns in which two schemas differ."""
+    first, second = ({str(field) for field in pa.ipc.read_schema(pa.py_buffer(each))} for each in (ours, theirs))
+    differ = ", ".join(sorted(first ^ second)) or "their order"
+    return f"events= (their columns differ: {differ}; to change events, start the driver and all nodes again)"
 
 
 def has_streams(place: Place) -> bool:
