@@ -408,7 +408,7 @@ def _raw(value: object, n: int) -> float:
     return (clock() - start) / n * 1e9
 
 
-def _row(value: object) -> object:
+def _row(value: Any) -> Any:
     if isinstance(value, list):
         return [_row(each) for each in value]
     if attrs.has(type(value)):

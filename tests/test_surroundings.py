@@ -62,11 +62,12 @@ OUTSIDE: Mapping[str, tuple[str, Collection[str]]] = {
     "actors/levada/actors/interop/": ("commands for tests against other implementations", ("*",)),
     "actors/levada/actors/lumberjack/logging_handler.py": ("its thread has a trio run, in a program without one", ("threading.Thread",)),
     "actors/levada/actors/maop/bodies.py": ("a body that is a path is a file of the user's code", ("trio.*",)),
-    "actors/levada/actors/nodes/__main__.py": ("a simulated world has its own process for a node", ("shutil.rmtree",)),
+    "actors/levada/actors/nodes/__main__.py": ("a simulated world has its own process for a node", ("os.set_inheritable", "shutil.rmtree")),
     "actors/levada/actors/nodes/certificates.py": (
         "OpenSSL reads certificates from real files, and checks their dates by the real clock",
         ("datetime.datetime.now", "io.open", "os.*"),
     ),
+    "actors/levada/actors/nodes/fence.py": ("real processes inherit its lock", ("fcntl.*", "os.*")),
     "actors/levada/actors/nodes/heartbeat.py": ("it ends real processes that hang", ("os._exit", "threading.Thread", "time.*")),
     "actors/levada/actors/nodes/local.py": (
         "it starts real processes; a simulated world has its own",

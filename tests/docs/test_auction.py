@@ -11,10 +11,11 @@ import subprocess
 import sys
 import tomllib
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from http.client import HTTPResponse
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlsplit
 from urllib.request import Request, urlopen
@@ -39,7 +40,9 @@ def environment(**variables: str) -> dict[str, str]:
 
 
 @contextmanager
-def running(folder: Path, *command: str, logs: bool = False, **variables: str) -> Iterator[Iterator[str]]:
+def running(
+    folder: Path, *command: str, logs: bool = False, variables: Mapping[str, str] = MappingProxyType({})
+) -> Iterator[Iterator[str]]:
     """Run a module; give what it prints. It ends in order, and logs no error unless `logs`."""
     with subprocess.Popen(
         [sys.executable, "-m", *command],
@@ -67,7 +70,7 @@ def running(folder: Path, *command: str, logs: bool = False, **variables: str) -
 @contextmanager
 def browsers(folder: Path, front: str) -> Iterator[str]:
     """Run the process for browsers; give its URL."""
-    with running(folder, "uvicorn", "web:app", "--port", "0", FRONT=front) as lines:
+    with running(folder, "uvicorn", "web:app", "--port", "0", variables={"FRONT": front}) as lines:
         yield next(found[1] for line in lines if (found := re.search(r"running on (\S+)", line)))
 
 
@@ -102,14 +105,17 @@ def test_clients_of_every_kind_share_an_auction(nodes: tuple[str, ...], folder: 
     pytest.importorskip("prometheus_client")
     with ExitStack() as stack:
         serve = ("levada.actors", "serve", "auction:app", *nodes, "--health", "127.0.0.1:0")
-        served = stack.enter_context(running(folder, *serve, **FREE))
+        served = stack.enter_context(running(folder, *serve, variables=FREE))
         health = next(served).split()[1]
         front, ticker = sorted(next(served).split()[1] for _ in range(2))
         url = stack.enter_context(browsers(folder, front))
         lot = f"{url}/lots/7"
 
         assert ask("PUT", f"{lot}?title=Clock&cents=1000&seconds=3600")
-        with urlopen(f"{lot}/prices", timeout=30) as stays, running(folder, "client", "7", FRONT=front) as program:
+        with (
+            urlopen(f"{lot}/prices", timeout=30) as stays,
+            running(folder, "client", "7", variables={"FRONT": front}) as program,
+        ):
             first = {"lot": "7", "title": "Clock", "cents": 1000, "bidder": "", "open": True}
             with urlopen(f"{lot}/prices", timeout=30) as leaves:
                 assert next_price(leaves) == next_price(stays) == first
@@ -141,7 +147,7 @@ def test_clients_of_every_kind_share_an_auction(nodes: tuple[str, ...], folder: 
 def test_browsers_follow_a_lot_although_all_nodes_are_killed_one_after_the_other(folder: Path) -> None:
     pytest.importorskip("fastapi")
     serve = ("levada.actors", "serve", "auction:app", "--nodes", "3", "--health", "127.0.0.1:0")
-    with running(folder, *serve, logs=True, **FREE) as served:
+    with running(folder, *serve, logs=True, variables=FREE) as served:
         health = next(served).split()[1]
         front, _ = sorted(next(served).split()[1] for _ in range(2))
         with browsers(folder, front) as url:
@@ -191,7 +197,7 @@ def test_spark_reads_the_log_of_a_running_auction(folder: Path) -> None:
     pytest.importorskip("pyspark")
     pytest.importorskip("fastapi")
     serve = ("levada.actors", "serve", "auction:app", "--nodes", "2")
-    with running(folder, *serve, **FREE) as served:
+    with running(folder, *serve, variables=FREE) as served:
         front, _ = sorted(next(served).split()[1] for _ in range(2))
         with browsers(folder, front) as url:
             assert ask("PUT", f"{url}/lots/7?title=Clock&cents=1000&seconds=3600")
