@@ -125,6 +125,9 @@ def test_a_durable_project_serves_as_its_readme_says_and_its_simulation_finds_a_
                 url = server.stdout.readline().split()[-1]
                 call = ["levada.actors", "call", url, "--data"]
                 answers = [run(folder, *call, bid) for bid in ("clock 1 anna 1500", "clock 2 bert 1500")]
+                for bid, why in (("clock anna", "wanted: LOT ID"), ("clock 1 bert 9", "1 is the id of another bid")):
+                    with pytest.raises(AssertionError, match=why):
+                        run(folder, *call, bid)
             finally:
                 server.terminate()
         assert (server.returncode, answers) == (0, ["leads\n", "too low, or too late\n"])

@@ -474,9 +474,9 @@ class Plan:
     """Whether every field may have a value that goes over as it is. The two functions below then raise only `Otherwise` and what validators raise."""
     bulky: bool
     """Whether a field may be bytes, which are long perhaps."""
-    lower_row: Callable[[Any, Any, int], tuple[Any, ...]]
+    lower_row: Callable[[Any, Any, int], tuple[Any, ...]] | None
     """Instance, function that packs a row, levels of messages inside it: the row ``(tag, field, …)``. Any error: by way of the shapes."""
-    lift_row: Callable[[list[Any], int], Any]
+    lift_row: Callable[[list[Any], int], Any] | None
     """The instance of a row with a tag and all fields. Any error as above."""
 
 
@@ -520,7 +520,7 @@ def plan_of(cls: Any) -> Plan:
 
 def _flat_row(plan: Plan, value: Any) -> tuple[Any, ...] | None:
     """Return the row of an instance whose fields all go over as they are; None for others."""
-    if plan.flat:
+    if plan.flat and plan.lower_row is not None:
         try:
             return plan.lower_row(value, None, 0)
         except Otherwise:
@@ -530,7 +530,7 @@ def _flat_row(plan: Plan, value: Any) -> tuple[Any, ...] | None:
 
 def _flat_message(plan: Plan, row: list[Any]) -> Any:
     """Return the instance of a complete row whose fields all arrive as they are; None for others. Raises what validators raise."""
-    if plan.flat and len(row) == len(plan.steps):
+    if plan.flat and plan.lift_row is not None and len(row) == len(plan.steps):
         try:
             return plan.lift_row(row, 0)
         except Otherwise:

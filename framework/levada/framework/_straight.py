@@ -246,13 +246,13 @@ def _lower_all(
     return list(map(_as_ext, zip(repeat(EXT_MESSAGE), map(pack, rows), strict=False)))
 
 
-def lift_function(tag: str, wanted: Any) -> Callable[[Any, int], Any]:
+def _lift_function(tag: str, wanted: Any) -> Callable[[Any, int], Any]:
     """Return the `Plan.lift_row` of the class with a tag, which has to be one of the classes that are wanted; any error if there is none."""
     cls: Any = BY_TAG[tag]
     plan = cls.__message_plan__
-    if plan.cls is not cls or not issubclass(cls, wanted):
+    lift_row: Callable[[Any, int], Any] | None = plan.lift_row
+    if lift_row is None or plan.cls is not cls or not issubclass(cls, wanted):
         raise Otherwise
-    lift_row: Callable[[Any, int], Any] = plan.lift_row
     return lift_row
 
 
@@ -261,7 +261,7 @@ def _lift(wire: Any, wanted: tuple[type, ...], left: int) -> Any:
     if not left or type(wire) is not tuple or wire[0] != EXT_MESSAGE:
         raise Otherwise
     row = unpack(wire[1])
-    return lift_function(row[0], wanted)(row, left - 1)
+    return _lift_function(row[0], wanted)(row, left - 1)
 
 
 def _lift_all(wires: Sequence[Any], wanted: tuple[type, ...], left: int) -> list[Any]:
@@ -272,21 +272,21 @@ def _lift_all(wires: Sequence[Any], wanted: tuple[type, ...], left: int) -> list
     for row in unpack_all([payload for _, payload in wires]):
         if row[0] != known:
             known = row[0]
-            lift_row = lift_function(known, wanted)
+            lift_row = _lift_function(known, wanted)
         made.append(lift_row(row, below))
     return made
 
 
 def row_functions(
     cls: type, tag: str, fields: Sequence[tuple[str, str, Straight | None]], *, by_name: bool
-) -> tuple[Callable[[Any, Any, int], tuple[Any, ...]], Callable[[list[Any], int], Any]]:
+) -> tuple[Callable[[Any, Any, int], tuple[Any, ...]] | None, Callable[[list[Any], int], Any] | None]:
     """Make the functions `lower_row` and `lift_row` of a `Plan`; of each field, give the name, the constructor's name, and the code."""
     source = Source(cls=cls, tag=tag)
     names = [source.name() for _ in fields]
     lowered, lifted = list[tuple[str, str]](), list[tuple[str, str]]()
     for name, (_, _, code) in zip(names, fields, strict=True):
         if code is None or code.containers > CONTAINERS:
-            return (lambda value, pack, left: _otherwise()), (lambda row, left: _otherwise())
+            return None, None
         lowered.append(code.lower(source, name))
         lifted.append(code.lift(source, name))
     reads = "".join(f"    {name} = value.{field}\n" for name, (field, _, _) in zip(names, fields, strict=True))

@@ -16,7 +16,7 @@ import os
 from collections.abc import AsyncIterator
 
 from levada.actors import rsocket
-from levada.actors.durable import Durable, applies, shards
+from levada.actors.durable import CommandReused, Durable, applies, shards
 from levada.framework import ActorSystem, Asks, handles, message
 
 HOST = os.environ.get("HOST", "127.0.0.1")
@@ -84,9 +84,16 @@ async def app(system: ActorSystem, door: str = DOOR, folder: str = "lots") -> As
     lots = await shards(system, Lot, events=Raised | Sold, journal=folder)
 
     async def answer(request: rsocket.Request) -> bytes:
-        lot, order, bidder, cents = request.data.decode().split()
+        try:
+            lot, order, bidder, cents = request.data.decode().split()
+            bid = Bid(bidder, int(cents))
+        except ValueError:
+            raise rsocket.RequestInvalid("wanted: LOT ID BIDDER CENTS") from None
         # The bid is on the disk before the answer. A client that has lost the answer sends the same order again.
-        leads = await lots[lot].ask(Bid(bidder, int(cents)), command=order)
+        try:
+            leads = await lots[lot].ask(bid, command=order)
+        except CommandReused:
+            raise rsocket.RequestRejected(f"{order} is the id of another bid for this lot") from None
         return b"leads" if leads else b"too low, or too late"
 
     async with rsocket.serve(system, door, answer) as listener:

@@ -41,6 +41,7 @@ from levada.actors.metrics.journal import log_samples
 from levada.framework import Failed, Killed, Reason, Reply, Sample, handles
 from levada.framework.embedding import DescribedActor
 from levada.framework.errors import ActorError
+from levada.framework.platform import PLATFORM
 
 from .addresses import PostgresAddress
 from .errors import DatabaseAway
@@ -93,12 +94,14 @@ class PostgresLog(
     address: PostgresAddress
     shards: int
 
-    async def started(self) -> None:
-        """Start the task that writes. It connects with the first question."""
-        self._database = Database(self.system.platform, self.address, self.shards)
+    def __attrs_post_init__(self) -> None:
+        self._database = Database(PLATFORM.get(), self.address, self.shards)
         self._writer = LogWriter(self._database, self.about, self._rows_came)
         self._waiting: list[tuple[AwaitRows, Reply[Any]]] = []
         self._came = trio.Event()
+
+    async def started(self) -> None:
+        """Start the task that writes. It connects with the first question."""
         await self.enter(_closed(self._database))
         self.start_soon(self._writer.run)
 
