@@ -500,6 +500,7 @@ def flags_of(base: Any) -> Any:
     return base("Rights", {f"r{bit}": 1 << bit for bit in range(20)} | {"both": 3})
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("base", [enum.Flag, enum.IntFlag])
 def test_a_class_of_flags_does_not_remember_what_a_peer_sends(base: Any) -> None:
     rights: Any = flags_of(base)

@@ -183,6 +183,7 @@ def test_a_kill_at_any_step_loses_no_command_and_does_none_twice(victim: str, ca
     assert step > 40
 
 
+@pytest.mark.ci
 def test_an_asker_that_is_cancelled_while_a_shard_moves() -> None:
     """At every await of the way to a shard: it is nowhere, elsewhere, full, or takes its time."""
 

@@ -264,6 +264,7 @@ async def test_reminders_that_are_not_on_the_disk_yet_count(
         assert sorted(results) == [False] * 16 + [True] * 4
 
 
+@pytest.mark.ci
 async def test_an_entity_is_erased_though_many_reminders_of_others_are_pending(
     tmp_path: Path, world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -282,6 +283,7 @@ async def test_an_entity_is_erased_though_many_reminders_of_others_are_pending(
         assert await clocks["bert"].ask(Seen()) == []
 
 
+@pytest.mark.ci
 def test_a_snapshot_holds_more_reminders_than_a_message_has_items() -> None:
     reminders = Reminders(Codec())
     for number in range(90_000):

@@ -63,6 +63,7 @@ async def scenario(world: World) -> None:
         found = {json.loads(event)["line"] for unit in units for event in unit.splitlines()}
 
 
+@pytest.mark.ci
 @pytest.mark.usefixtures("user_code_fails")  # closing fails in a process that is dead
 def test_every_line_arrives_whatever_is_killed() -> None:
     done = simulate(

@@ -286,6 +286,7 @@ async def test_a_question_that_was_lost_with_its_node_fails_and_is_not_asked_aga
         assert HANDLED == [1]
 
 
+@pytest.mark.ci
 async def test_a_move_in_order_loses_nothing(autojump_clock: MockClock) -> None:
     """Questions and messages from the driver and from each node, while all nodes restart one after the other, three times."""
     async with fleet(3) as (nodes, _), trio.open_nursery() as nursery:

@@ -159,7 +159,7 @@ async def test_all_interactions(scheme: str, dialect: str, settings: Callable[[s
 
 
 @pytest.mark.parametrize("dialect", DIALECTS)
-@pytest.mark.parametrize("scheme", ["tcp", "tls", "unix", "ws", "quic"])
+@pytest.mark.parametrize("scheme", ["tcp", "tls", "unix", "ws", pytest.param("quic", marks=pytest.mark.ci)])
 async def test_large_requests_and_large_answers_do_not_wait_for_each_other(
     scheme: str, dialect: str, settings: Callable[[str], CarrierSettings]
 ) -> None:

@@ -473,6 +473,7 @@ def test_a_token_file_that_is_none_is_not_shown(tmp_path: Path) -> None:
     assert "secret" not in repr(Token("secret", "host"))
 
 
+@pytest.mark.ci
 def test_addresses_that_cannot_be_used_say_why(actors: Actors, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     token = str(actors.bridge.token_file)
     with pytest.raises(ConfigurationError, match="empty"):

@@ -287,6 +287,7 @@ def test_an_address_that_cannot_be_right_is_not_waited_for(
     assert virtual_time.now == 0.0
 
 
+@pytest.mark.ci
 @pytest.mark.parametrize("order", [1, -1])
 def test_one_way_that_may_come_back_is_waited_for(
     desk: Desk, virtual_time: VirtualTime, monkeypatch: pytest.MonkeyPatch, order: int

@@ -417,6 +417,7 @@ def test_datagrams_overtake_each_other_and_are_answered() -> None:
     post(scenario)
 
 
+@pytest.mark.ci
 def test_a_share_of_datagrams_is_lost_in_some_worlds() -> None:
     arrived: list[int] = []
 
@@ -652,6 +653,7 @@ class Scribe:
         return "short" if first < size else ""
 
 
+@pytest.mark.ci
 def test_disks_refuse_calls_are_full_and_are_slow_and_recover() -> None:
     async def scenario(world: World) -> None:
         scribe = Scribe()
@@ -683,6 +685,7 @@ def test_what_strikes_the_processes_of_a_machine_does_not_strike_who_reads_its_d
     assert [0] in reads
 
 
+@pytest.mark.ci
 def test_a_disk_is_only_slow_if_a_process_on_it_does_not_come_back() -> None:
     async def scenario(world: World) -> None:
         scribe = Scribe()
@@ -694,6 +697,7 @@ def test_a_disk_is_only_slow_if_a_process_on_it_does_not_come_back() -> None:
     assert found == {"", "slow"}
 
 
+@pytest.mark.ci
 def test_an_aim_at_a_kind_of_disk_call_strikes_before_it_and_between_it_and_what_follows() -> None:
     async def scenario(world: World) -> None:
         async def main() -> None:

@@ -251,6 +251,7 @@ def _attach(channel: int) -> bytes:
     return encode_int(len(octets)) + octets
 
 
+@pytest.mark.ci
 @pytest.mark.rule("I-11", "AQ-50", "AQ-56")
 @pytest.mark.parametrize("cascade", [lose_a_chain_of_senders, discard_a_chain_of_mailboxes])
 def test_i11_long_chains_neither_recurse_nor_grow_faster_than_they_are_long(
