@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -54,7 +54,7 @@ class House:
             except (CarrierError, ChannelError):
                 await trio.sleep(0.2)
 
-    async def follow(self, lot: str) -> AsyncIterator[Price]:
+    async def follow(self, lot: str) -> AsyncGenerator[Price, None]:
         """Yield the price of a lot, now and whenever it changes, until the lot is closed."""
         last = None
         while True:

@@ -69,19 +69,19 @@ async def fleet() -> None:
 
 async def scenario(world: World) -> None:
     """Three bidders outbid each other up to 20.00. Each bid is done once, and all of them see the same end."""
-    ends: list[Price] = []
+    ends: list[Price | None] = []
 
     async def bid(name: str, step: int) -> None:
         async with ActorSystem(name) as system, client.connect(system) as house:
             await house.order("7", "offer", Open("Clock", 100, 60.0))
-            cents = 0
+            last, cents = None, 0
             async for price in house.follow("7"):
                 assert price.cents >= cents
-                cents = price.cents
+                last, cents = price, price.cents
                 if price.bidder != name and cents < 2000:
                     ask = partial(house.order, "7", f"{name} {cents}")
                     await world.history.call("7", Bid(name, cents + step), ask)
-            ends.append(price)
+            ends.append(last)
 
     await world.start("auction", fleet, restart=1.0)
     bidders = [await world.start(name, partial(bid, name, 30 + step)) for step, name in enumerate(BIDDERS)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from typing import Any
 
 from reactivestreams.subscriber import DefaultSubscriber
 from reactivestreams.subscription import Subscription
@@ -17,6 +18,7 @@ class Prices(DefaultSubscriber):  # type: ignore[misc]  # the library is untyped
     def __init__(self) -> None:
         self.left = 2
         self.over = asyncio.Event()
+        self.subscription: Any = None
 
     def on_subscribe(self, subscription: Subscription) -> None:
         self.subscription = subscription
@@ -38,7 +40,8 @@ async def main(port: str, lot: str) -> None:
     transport = TransportTCP(*await asyncio.open_connection("127.0.0.1", int(port)))
     async with RSocketClient(single_transport_provider(transport)) as client:
         prices = Prices()
-        client.request_stream(Payload(lot.encode())).subscribe(prices)
+        answer: Any = client.request_stream(Payload(lot.encode()))
+        answer.subscribe(prices)
         await prices.over.wait()
 
 

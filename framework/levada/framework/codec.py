@@ -122,7 +122,7 @@ class Codec:
     _levels: int = attrs.field(init=False, eq=False, repr=False)
     """Messages inside a message that straight code takes; below 0 it takes only fields that are no containers."""
 
-    @_levels.default
+    @_levels.default  # pyright: ignore[reportAttributeAccessIssue]  # it is attrs' field here
     def _levels_of_depth(self) -> int:
         # An octet has at most one item, so below `SCAN_FROM` of them nothing has to be counted.
         return min(LEVELS, self.max_depth // DEPTH - 1) if self.max_items >= SCAN_FROM else -1

@@ -47,7 +47,7 @@ class MemoryJournal(Actor[Append | GetExtent | GetSchema | ReadEntity | ReadRows
         return Extent("epoch", dict.fromkeys(ends, 0), ends, "opening")
 
     @handles
-    def columns(self, _: GetSchema) -> bytes:
+    def columns(self, m: GetSchema) -> bytes:
         octets: bytes = self.schema.serialize().to_pybytes()
         return octets
 

@@ -229,7 +229,7 @@ def test_a_full_disk_leaves_nothing(kind: str, suffix: str) -> None:
 
 def test_mistakes(journal: Path, tmp_path: Path) -> None:
     (tmp_path / "there.csv").touch()
-    for source, target, options, text in (
+    mistakes: list[tuple[Path, str, dict[str, Any], str]] = [
         (journal, "there.csv", {}, "there.csv is there. Nothing is overwritten"),
         (journal, "rows.xlsx", {}, "the format is 'xlsx', wanted arrow, csv, parquet"),
         (journal, "rows", {}, "the format is '', wanted"),
@@ -240,7 +240,8 @@ def test_mistakes(journal: Path, tmp_path: Path) -> None:
         (journal, "rows.csv", {"start": 5, "end": 4}, "the range is 5 to 4"),
         (journal, "rows.csv", {"start": -1}, "the range is -1 to None"),
         (journal, "rows.csv", {"events": True}, "this journal is not the log of a durable class"),
-    ):
+    ]
+    for source, target, options, text in mistakes:
         with pytest.raises(ConfigurationError, match=text):
             export(source, tmp_path / target, **options)
     with Store.open(journal, None, CONFIG), pytest.raises(JournalLocked, match="did not answer"):

@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, cast
 
 import attrs
 import trio
@@ -442,13 +442,13 @@ def _place_of(journal: Any, name: str, *, keeper: bool) -> Place:
             raise ConfigurationError(str(missing)) from missing
         journal = PostgresStore.at(journal, name)
     is_path = isinstance(journal, str | os.PathLike)
-    is_other = isinstance(journal, Ref) or (not is_path and callable(getattr(journal, "open", None)))
-    if keeper and is_other:
+    if not isinstance(journal, Ref) and (is_path or not callable(getattr(journal, "open", None))):
+        return Folder(folder_path(cast(Any, journal)), keeper)
+    if keeper:
         raise ConfigurationError(
             "keeper=True needs a folder as journal=, and got a ref or a store: leave out one of the two"
         )
-    place: Place = journal if is_other else Folder(folder_path(journal), keeper)
-    return place
+    return cast(Place, journal)
 
 
 def _check_class(cls: type[Durable[Any]], events: tuple[type, ...]) -> None:

@@ -10,7 +10,7 @@ import logging
 import os
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from typing import Final
+from typing import Any, Final
 
 import trio
 
@@ -19,7 +19,7 @@ from levada.framework.errors import ConfigurationError
 try:
     import fcntl
 except ModuleNotFoundError:  # not on Windows, where there are no local nodes
-    fcntl = None  # type: ignore[assignment]
+    fcntl: Any = None  # type: ignore[no-redef]
 
 __all__ = ["fenced"]
 

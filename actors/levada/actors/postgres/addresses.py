@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from typing import Final
+from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
 import attrs
@@ -72,6 +72,7 @@ class PostgresAddress:
         names = [value for key, value in pairs if key == "table"]
         rest = urlencode([pair for pair in pairs if pair[0] != "table"], quote_via=quote)
         login, _, path = base.partition("://")[2].partition("/")
+        found: dict[str, Any] = {}
         try:
             found = conninfo.conninfo_to_dict(f"{base}?{rest}" if rest else base)
             is_read = login.count("@") < 2 and "@" not in path and _PORTS.fullmatch(str(found.get("port") or ""))

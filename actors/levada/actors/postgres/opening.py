@@ -168,7 +168,7 @@ def note_opening(session: Session, address: PostgresAddress, name: str) -> None:
                 f'INSERT INTO {openings} (name, ends) SELECT %s, array_agg("end" ORDER BY shard) FROM {name_of(address, "_shards")} RETURNING number',
                 name,
             )
-            session.execute(f"DELETE FROM {openings} WHERE number <= %s", (newest - KEPT,))
+            session.execute(f"DELETE FROM {openings} WHERE number <= %s".encode(), (newest - KEPT,))
     except psycopg.Error as error:
         raise refusal(error.sqlstate or "", str(error), address) from None
 

@@ -60,7 +60,8 @@ def watch(stuck: Callable[[], None]) -> None:
 
 def unshield() -> None:
     """Take the shields from all cancel scopes of this run, so that cancelled tasks end."""
-    for task in trio._core._run.GLOBAL_RUN_CONTEXT.runner.tasks:
+    run: Any = trio._core._run
+    for task in run.GLOBAL_RUN_CONTEXT.runner.tasks:
         status: Any = task._cancel_status
         while status is not None:
             status._scope.shield = False
