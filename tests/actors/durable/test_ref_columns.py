@@ -92,7 +92,7 @@ class Locked(MemoryJournal):
         super().__init__(pa.schema([]), no_rows())
 
     @handles
-    def columns(self, _: GetSchema) -> bytes:
+    def columns(self, m: GetSchema) -> bytes:
         self.reply_later().fail(JournalLocked("it is open elsewhere", path="/var/log"))
         return b""
 
