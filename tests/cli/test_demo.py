@@ -191,7 +191,7 @@ def test_serving_takes_more_and_gives_all(tmp_path: Path) -> None:
     assert report.stat().st_mtime_ns > written  # once more at the end
 
 
-@pytest.mark.ci
+@pytest.mark.release
 def test_the_example(tmp_path: Path) -> None:
     example = Path(__file__).parents[2] / "examples" / "log_pipeline.py"
     done = subprocess.run(

@@ -106,8 +106,7 @@ async def test_a_message_changed_while_it_is_queued_ends_the_system(mailbox: Any
             await trio.sleep_forever()
 
 
-@pytest.mark.ci
-async def test_an_end_of_a_channel_that_is_sent_twice_ends_the_system() -> None:
+async def test_an_end_of_a_channel_that_is_sent_twice_ends_the_system(autojump_clock: MockClock) -> None:
     lines, received = channel(int)
     gate = trio.Event()
     with pytest.raises(

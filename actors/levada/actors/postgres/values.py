@@ -46,7 +46,6 @@ _HEAD: Final = struct.Struct(">5i")
 """Of an array: dimensions, whether there are nulls, the type of its values, their number, and the number of the first."""
 _SIZE: Final = struct.Struct(">i")
 _NULL: Final = b"\xff\xff\xff\xff"
-_BIGINT: Final = struct.Struct(">q")
 _DAY: Final = 86_400_000_000
 
 
@@ -242,9 +241,6 @@ def _json(kind: pa.DataType) -> Kind:
         return pa.array([None if v is None else from_json(v, kind) for v in _items(data, count)], kind)
 
     return Kind(kind, "jsonb", "text", 25, encode, decode, counts=True)
-
-
-_BIGINTS = pa.int64(), pa.int32()
 
 
 def kind_of(field: pa.Field) -> Kind:

@@ -59,8 +59,6 @@ class ErrorCode(enum.IntEnum):
     """Unexplained."""
 
 
-FIRST_PRIVATE_CODE: Final = 1024
-"""The lowest code for applications. Source: MA-77."""
 MAX_REASON: Final = 512
 """Longest reason sent, in bytes. Source: MA-78."""
 

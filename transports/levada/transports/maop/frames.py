@@ -26,8 +26,6 @@ QMUX_ALPN: Final = "qmux-02.maop-1"
 """Protocol name over QMux, of TLS and of WebSocket's subprotocol. Source: QX-40."""
 UNDEFINED: Final = 2**64 - 1
 """Length of a body whose size is not known yet. Source: MA-57."""
-MAX_STREAM_ID: Final = 2**62 - 1
-"""Source: MA-3."""
 
 
 class Op(enum.IntEnum):
