@@ -813,6 +813,36 @@ async def test_draining_lets_streams_end(autojump_clock: MockClock) -> None:
             assert trio.current_time() - began < 3
 
 
+@pytest.mark.parametrize("sent", [0.049, 0.050, 0.051])
+async def test_a_request_that_crosses_the_end_of_the_server_is_rejected(sent: float, autojump_clock: MockClock) -> None:
+    """RS-31: so its client knows that it was not done. The server waits no longer than that."""
+    asked: list[bytes] = []
+
+    async def ask(peer: ConnectedPeer) -> None:
+        await trio.sleep(sent)
+        with pytest.raises(RequestRejected, match="draining") as caught:
+            await peer.request_response(b"crossing")
+        assert caught.value.retryable
+
+    carrier = MemoryConfig(latency=0.002)
+    async with (
+        ActorSystem() as system,
+        serve(
+            system,
+            "rsocket+memory://desk",
+            lambda request: asked.append(request.data),
+            config=ServerConfig(carrier=carrier),
+        ) as listener,
+        connect(system, listener.url, config=ClientConfig(carrier=carrier)) as peer,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(ask, peer)
+        await trio.sleep(0.05)
+        await listener.aclose()
+        assert trio.current_time() < 0.06
+    assert asked == []
+
+
 @asynccontextmanager
 async def both_of(system: ActorSystem, handler: Any) -> AsyncIterator[tuple[ConnectedPeer, Listener]]:
     async with serve(system, "rsocket+memory://desk", handler) as listener, connect(system, listener.url) as peer:

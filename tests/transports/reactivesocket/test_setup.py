@@ -826,12 +826,13 @@ def test_rx60_carrier_gone(by_hand: Any) -> None:
 
 @pytest.mark.rule("RX-60")
 def test_rx60_no_transition_of_resumption() -> None:
-    """The table of connection states has no state of resumption."""
+    """The table of connection states has no state of resumption, and none for an end that is told: there is no frame for it."""
     states = {state for state, _ in CONNECTION} | set(CONNECTION.values())
     assert states == set(ConnectionState) - {
         ConnectionState.SUSPENDED,
         ConnectionState.RESUMING,
         ConnectionState.HANDED_OVER,
+        ConnectionState.CLOSING,
     }
 
 

@@ -368,8 +368,7 @@ def test_rs31_open_streams_end_and_then_the_connection(pair: Pair, feed: Feed, s
     assert feed(link.server, request(7), request(9, FrameType.REQUEST_FNF)) == []
     link.server.send_payload(sid, Payload(b"last"))
     assert link.server.next_deadline() == float("-inf")
-    [end] = link.server.handle_timeout(0.0)
-    assert end == ConnectionEnded(EndReason.CLOSED, ErrorCode.CONNECTION_CLOSE, "every stream has ended")
+    assert link.server.handle_timeout(0.0) == []
     frames = sent(link.server)
     rejected, answer, close = frames
     assert isinstance(rejected, ErrorFrame)
@@ -382,6 +381,50 @@ def test_rs31_open_streams_end_and_then_the_connection(pair: Pair, feed: Feed, s
         ConnectionDraining(""),
         ConnectionEnded(EndReason.CLOSED_BY_PEER, ErrorCode.CONNECTION_CLOSE, "every stream has ended"),
     ]
+    [end] = link.server.connection_lost(0, "", 0.5)
+    assert end == ConnectionEnded(EndReason.CLOSED, ErrorCode.CONNECTION_CLOSE, "every stream has ended")
+
+
+@pytest.mark.rule("RS-31")
+def test_rs31_a_request_that_crosses_connection_close_is_rejected(pair: Pair) -> None:
+    """So the client knows that it was not done, and the server does not wait any longer than for this."""
+    link = pair()
+    assert link.server.drain(0.0) == []
+    stream_id = link.client.send_request_response(Payload(b"crossing"), 0.0)
+    link.client.send_fire_and_forget(Payload(b"crossing, too"), 0.0)
+    assert link.to_client() == [ConnectionDraining("")]
+    assert link.to_server() == []
+    assert link.to_client() == [
+        StreamFailed(stream_id, ErrorCode.REJECTED, b"the connection is draining", FailedBy.PEER),
+        ConnectionEnded(EndReason.CLOSED_BY_PEER, ErrorCode.CONNECTION_CLOSE, "every stream has ended"),
+    ]
+    [end] = link.server.connection_lost(0, "", 0.5)
+    assert end == ConnectionEnded(EndReason.CLOSED, ErrorCode.CONNECTION_CLOSE, "every stream has ended")
+
+
+@pytest.mark.rule("RS-31")
+@pytest.mark.parametrize(("drain_timeout", "seconds"), [(30.0, 1.0), (0.25, 0.25)])
+def test_rs31_a_client_that_stays_behind_connection_close_is_left_after_a_second(
+    pair: Pair, sent: Sent, drain_timeout: float, seconds: float
+) -> None:
+    link = pair(drain_timeout=drain_timeout, keepalive_interval=100.0, max_lifetime=1000.0)
+    assert link.server.drain(5.0) == []
+    assert link.server.drain(5.0) == []
+    assert link.server.next_deadline() == 5.0 + seconds
+    assert link.server.handle_timeout(5.0 + seconds / 2) == []
+    [end] = link.server.handle_timeout(5.0 + seconds)
+    assert end == ConnectionEnded(EndReason.CLOSED, ErrorCode.CONNECTION_CLOSE, "the client did not close the carrier")
+    assert sent(link.server) == [ErrorFrame(0, ErrorCode.CONNECTION_CLOSE, b"")]
+
+
+@pytest.mark.rule("RS-31")
+def test_rs31_sides_that_drain_at_the_same_time_do_not_wait_for_each_other(pair: Pair) -> None:
+    link = pair()
+    assert link.server.drain(0.0) == []
+    [end] = link.client.drain(0.0)
+    assert end == ConnectionEnded(EndReason.CLOSED, ErrorCode.CONNECTION_CLOSE, "every stream has ended")
+    [end] = link.to_server()
+    assert end == ConnectionEnded(EndReason.CLOSED, ErrorCode.CONNECTION_CLOSE, "both sides have ended the connection")
 
 
 @pytest.mark.rule("RS-31")

@@ -8,10 +8,8 @@ from typing import Any
 import pytest
 
 from levada.transports.reactivesocket import ReactiveSocketCore
-from levada.transports.rsocket import CoreConfig, ErrorCode, Payload, RSocketCore, Sessions
+from levada.transports.rsocket import ConnectionState, CoreConfig, ErrorCode, Payload, RSocketCore, Sessions
 from levada.transports.rsocket.events import (
-    ConnectionEnded,
-    EndReason,
     KeepaliveReceived,
     PayloadReceived,
     RequestReceived,
@@ -189,9 +187,9 @@ def test_a_drain_waits_for_the_last_fragment(pair: Made) -> None:
     assert deadline is not None
     assert deadline > 0
     assert arrives(link) == [PayloadReceived(stream_id, BIG, True)]
-    (ended,) = link.server.handle_timeout(0.0)
-    assert isinstance(ended, ConnectionEnded)
-    assert ended.reason is EndReason.CLOSED
+    link.server.handle_timeout(0.0)
+    link.server.connection_lost(0, "", 0.0)
+    assert link.server.state is ConnectionState.ENDED
 
 
 def test_the_end_of_a_connection_drops_what_waits(pair: Made) -> None:

@@ -53,6 +53,9 @@ __all__ = ["RSocketConnection"]
 
 _VERSIONS: Final = ((1, 0), (0, 2))  # RS-41
 _REFUSALS: Final = SETUP_CODES - {ErrorCode.REJECTED_RESUME}
+_LINGER: Final = 1.0
+"""The most seconds that a server waits behind CONNECTION_CLOSE until the client closes the carrier. A request that crosses the frame is rejected,
+so the client knows that it was not done; without this wait it would be lost with the carrier."""
 _WITHOUT_CARRIER: Final = (ConnectionState.SUSPENDED, ConnectionState.RESUMING)
 
 
@@ -145,6 +148,10 @@ class RSocketConnection(ReactiveStreamsCore):
         if self._ended_by is EndReason.CLOSED:  # this side began the drain
             # RS-31: not earlier. A peer may end its streams when it gets CONNECTION_CLOSE, as rsocket-java does.
             self._put_control(ErrorFrame(0, ErrorCode.CONNECTION_CLOSE, b""), behind=True)
+            if not (self._client or self._streams or self._in_turn) and self._now < self._until:
+                self._move(ConnectionInput.SEND_CLOSE)
+                self._until = min(self._until, self._now + _LINGER)
+                return
         self._end(events, self._ended_by, ErrorCode.CONNECTION_CLOSE, text)
 
     def _send_setup(self, random_bytes: Callable[[int], bytes]) -> None:
@@ -336,7 +343,9 @@ class RSocketConnection(ReactiveStreamsCore):
                 self._end(events, EndReason.REFUSED, frame.code, text)  # RS-53
             # else RS-127, RS-128: ignored
         elif frame.code == ErrorCode.CONNECTION_CLOSE:
-            if self._state is not ConnectionState.DRAINING:
+            if self._state is ConnectionState.CLOSING:
+                self._end(events, EndReason.CLOSED, ErrorCode.CONNECTION_CLOSE, "both sides have ended the connection")
+            elif self._state is not ConnectionState.DRAINING:
                 events.append(ConnectionDraining(text))
                 self._drain(events, EndReason.CLOSED_BY_PEER, self._now)
         else:

@@ -76,7 +76,6 @@ _RECEIVE_COMPLETE: Final = StreamInput.RECEIVE_COMPLETE
 _AWAITING_SETUP: Final = ConnectionState.AWAITING_SETUP
 _OPENING: Final = ConnectionState.OPENING
 _OPEN: Final = ConnectionState.OPEN
-_DRAINING: Final = ConnectionState.DRAINING
 _RESUMING: Final = ConnectionState.RESUMING
 
 _KINDS: Final = {

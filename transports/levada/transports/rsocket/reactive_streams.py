@@ -48,7 +48,7 @@ from levada.transports.rsocket.streams import Allowance, LiveStream, PendingRequ
 __all__ = ["DEAF", "HELD_BACK", "LIVE", "CoreStatistics", "ReactiveStreamsCore"]
 
 _MAX_TEXT: Final = 65_536  # bytes of an explanation; it has to fit into a frame
-LIVE: Final = (ConnectionState.OPENING, ConnectionState.OPEN, ConnectionState.DRAINING)
+LIVE: Final = (ConnectionState.OPENING, ConnectionState.OPEN, ConnectionState.DRAINING, ConnectionState.CLOSING)
 DEAF: Final = (ConnectionState.ENDED, ConnectionState.SUSPENDED)
 HELD_BACK: Final = (ConnectionState.DECIDING, ConnectionState.HANDED_OVER)
 _WITHOUT_CARRIER: Final = (ConnectionState.SUSPENDED, ConnectionState.RESUMING)
@@ -335,9 +335,10 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
         match self._state:
             case ConnectionState.OPEN | ConnectionState.OPENING:
                 due = min(silent, self._keepalive_at)
-            case ConnectionState.DRAINING:
-                left = self._streams or self._in_turn
-                due = min(silent, self._keepalive_at, self._until) if left else -math.inf
+            case ConnectionState.DRAINING if not (self._streams or self._in_turn):
+                due = -math.inf
+            case ConnectionState.DRAINING | ConnectionState.CLOSING:
+                due = min(silent, self._keepalive_at, self._until)
             case ConnectionState.AWAITING_SETUP | ConnectionState.SUSPENDED:
                 due = self._until
             case ConnectionState.RESUMING:
@@ -361,6 +362,8 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
                 self._end(events, EndReason.TIMED_OUT, text="the session was not resumed in time")  # RS-102
             case ConnectionState.RESUMING:
                 self._lose_carrier(events, "no answer to RESUME", now)
+            case ConnectionState.CLOSING if now >= self._until:
+                self._end(events, EndReason.CLOSED, ErrorCode.CONNECTION_CLOSE, "the client did not close the carrier")
             case _:
                 self._end_if_drained(events)
                 if self._state is _DRAINING and now >= self._until:
@@ -389,7 +392,9 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
         return events
 
     def _lost(self, events: list[Event], reason: str, now: float) -> None:
-        if self._state not in DEAF and not self._lose_carrier(events, reason, now):
+        if self._state is ConnectionState.CLOSING:
+            self._end(events, EndReason.CLOSED, ErrorCode.CONNECTION_CLOSE, "every stream has ended")
+        elif self._state not in DEAF and not self._lose_carrier(events, reason, now):
             self._end(events, EndReason.LOST, text=reason or "the carrier ended")
 
     def _lose_carrier(self, events: list[Event], text: str, now: float) -> bool:
@@ -419,6 +424,7 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
     def _drain(self, events: list[Event], ends_by: EndReason, now: float) -> None:
         self._move(ConnectionInput.DRAIN)
         self._ended_by = ends_by
+        self._now = now
         self._until = now + self._config.drain_timeout
         for stream_id in self._waiting:  # RS-31: they would be new requests
             events.append(StreamFailed(stream_id, ErrorCode.REJECTED, b"the connection is draining", FailedBy.LOCAL))
@@ -606,7 +612,7 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
         """Return why a request of the peer cannot be served, if so; it uses up a lease."""
         if self._leasing and not self._granted.take(self._now):
             return b"no lease for this request"  # RS-134, RX-67
-        if self._state is _DRAINING:
+        if self._state in (_DRAINING, ConnectionState.CLOSING):
             return b"the connection is draining"  # RS-31
         if self._peer_streams >= self._config.max_streams:
             return b"too many streams are open"

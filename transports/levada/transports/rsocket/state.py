@@ -81,6 +81,8 @@ class ConnectionState(Enum):
     OPEN = "open"
     DRAINING = "draining"
     """CONNECTION_CLOSE was received, or will be sent: open streams continue, new ones are refused (RS-31)."""
+    CLOSING = "closing"
+    """Server: CONNECTION_CLOSE is sent, and the client has not closed the carrier yet (RS-31)."""
     SUSPENDED = "suspended"
     """A session without a carrier (RS-102)."""
     RESUMING = "resuming"
@@ -99,6 +101,7 @@ class ConnectionInput(Enum):
     """Server: accepts SETUP. Client: sees that it was accepted."""
     DRAIN = "drain"
     """CONNECTION_CLOSE is received, or this side begins to drain."""
+    SEND_CLOSE = "send close"
     LOSE_CARRIER = "lose carrier"
     """With resumption; without it the input is END."""
     SEND_RESUME = "send resume"
@@ -116,6 +119,7 @@ def _connection_table() -> Mapping[tuple[ConnectionState, ConnectionInput], Conn
         (s.OPENING, i.ACCEPT): s.OPEN,
         (s.OPENING, i.DRAIN): s.DRAINING,
         (s.OPEN, i.DRAIN): s.DRAINING,
+        (s.DRAINING, i.SEND_CLOSE): s.CLOSING,
         # RS-101: a draining connection is not resumed.
         (s.OPENING, i.LOSE_CARRIER): s.SUSPENDED,
         (s.OPEN, i.LOSE_CARRIER): s.SUSPENDED,
