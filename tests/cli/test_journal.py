@@ -19,10 +19,18 @@ from tests.pace import every
 
 pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
+import pyarrow as pa
+
 from levada.actors import cli
+from levada.actors.durable import log_columns, log_config
 from levada.actors.journal import JournalConfig, Keyed, Store, columns_of
 from levada.actors.journal.inspection import inspect
 from levada.framework import message
+
+
+@message("cli.Put")
+class Put:
+    amount: int
 
 
 @message("cli.Event")
@@ -323,6 +331,29 @@ def test_an_export(journal: Path, tmp_path: Path, levada: Run) -> None:
     assert levada("export", journal, tmp_path / "rows.xlsx")[0] == 2
     last_segment(journal).unlink()
     assert levada("export", journal, tmp_path / "rows.arrow")[0] == 1
+
+
+def test_a_copy_of_a_log_of_durable_actors(
+    journal: Path, tmp_path: Path, levada: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    source, target = tmp_path / "log", tmp_path / "copy"
+    columns = log_columns(Put)
+    with Store.open(source, columns, log_config(2)) as store:
+        usual = {"entity": "anna", "time": dt.datetime(2026, 1, 2, tzinfo=dt.UTC), "kind": "cli.Event"}
+        rows = [dict.fromkeys(columns.names) | usual | {"sequence": n} for n in range(3)]
+        store.append([(1, pa.RecordBatch.from_pylist(rows, columns))])
+        epoch = store.epoch
+    monkeypatch.setattr("levada.actors.cli.journal._PROGRESS_EVERY", 0.0)
+    code, output = levada("copy", source, target, "--verify")
+    with inspect(target) as found:
+        said = f"{target}: journal {found.epoch}, a copy of {epoch}, 3 rows copied, 2 partitions"
+    assert (code, output.splitlines()) == (0, [said, "levada: 3 of 3 rows"])
+    code, output = levada("copy", source, target)
+    assert (code, f"{target} has rows, and is no unfinished copy of the log {epoch}" in output) == (2, True)
+    code, output = levada("copy", journal, tmp_path / "other")
+    assert (code, "this journal is not the log of a durable class" in output) == (2, True)
+    last_segment(source).unlink()
+    assert levada("copy", source, tmp_path / "other")[0] == 1
 
 
 def test_a_damaged_journal_is_not_backed_up(journal: Path, tmp_path: Path, levada: Run) -> None:

@@ -230,7 +230,14 @@ class _Drawer:
 
     def keyed_operation(self, draw: Random) -> Operation:
         number, share = draw.randrange(self.partitions), round(draw.random(), 4)
-        match draw.choice(["trim", "commands", "commands", "repeat", "reuse"]):
+        match draw.choice(["trim", "commands", "commands", "repeat", "reuse", "copy"]):
+            case "copy":
+                counts = draw.choices([0, 1, 10, 60], k=2)
+                return (
+                    ["copy", number, self.first(sum(counts)), *counts]
+                    if any(counts)
+                    else ["copy", number, self.first(1), 1, 0]
+                )
             case "trim":
                 return ["trim", number, f"e{draw.randrange(3)}", share, self.first(10)]
             case "commands":

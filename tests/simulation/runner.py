@@ -18,6 +18,7 @@ from levada.actors.journal import (
     Append,
     Appended,
     CommandReused,
+    CopyRows,
     Deliver,
     Fenced,
     JournalConfig,
@@ -330,6 +331,23 @@ class _Run:
             places = [(each.partition, each.first, each.count) for each in answers if isinstance(each, Appended)]
             self.answered(places, parts[: len(places)])
             self.oracle.appended(parts[: len(places)], each=True)
+
+    def do_copy(self, store: Store, partition: int, first: int, gap: int, count: int) -> None:
+        """Append rows at offsets of their own: a gap, then rows, of which those of the first entity are missing."""
+        at, numbers = len(self.oracle.rows[partition]), range(first, first + gap + count)
+        there = [number for number in numbers[gap:] if entity(number) != "e0"]
+        self.oracle.gone |= {*numbers} - {*there}
+        rows: Any = b""
+        if there:
+            mask = pa.array([number in there for number in numbers])
+            whole = batch_of(first, gap + count, self.columns)
+            rows = whole.add_column(0, "offset", pa.array(range(at, at + gap + count), pa.int64())).filter(mask)
+        parts = [[partition, first, gap + count]]
+        with self.in_doubt(store, parts):
+            answer = store.copy(CopyRows(rows, partition, at, at + gap + count))
+            if answer != Appended(partition, at, gap + count):
+                raise Wrong(f"{gap + count} offsets of partition {partition} at {at} were answered with {answer}")
+            self.oracle.appended(parts)
 
     def do_repeat(self, store: Store, which: float) -> None:
         """Give a command again that is known, and one that comes too late."""

@@ -62,6 +62,12 @@ STORIES = {
         [["append", [[0, 800, 1], [1, 801, 1]]]],
         {"create", "write", "fdatasync", "rename"},
     ),
+    "copies": Story(
+        [["append", [[0, 0, 3]]]],
+        [["copy", 0, 100, 5, 7], ["copy", 0, 200, 10, 0], ["copy", 0, 300, 3, 60]],
+        [["copy", 0, 800, 3, 4]],
+        {"create", "write", "fdatasync", "rename"},
+    ),
     "groups": Story(
         [["append", [[0, 0, 3]]]],
         [["group", [[0, 100, 70], [1, 200, 1]]], ["group", [[1, 300, 70], [0, 400, 1]]]],

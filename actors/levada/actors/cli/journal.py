@@ -1,4 +1,4 @@
-"""``levada journal``: inspect, verify, repair, back up, restore and export a journal on disk."""
+"""``levada journal``: inspect, verify, repair, back up, restore, copy and export a journal."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ def add_parser(subparsers: Subparsers) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "journal",
-        help="show, verify, repair, back up, restore and export a journal on disk",
+        help="show, verify, repair, back up, restore, copy and export a journal",
         description="Inspect a journal that no process has open, or a copy, even one from another machine. Only `repair --yes` changes a journal. "
-        "`backup` and `export` also copy a journal that is open.",
+        "`backup`, `copy` and `export` also read a journal that is open.",
         epilog="Exit codes: 0 the journal is whole; 1 there is damage, or a write that was never answered; "
         "2 a mistake, or a process has the journal open.",
     )
@@ -91,6 +91,14 @@ def add_parser(subparsers: Subparsers) -> None:
     backup = copies("backup", _backup, "copy a journal, also while a process has it open")
     waits(backup)
     copies("restore", _restore, "copy a backup to where a journal should be; nothing is overwritten")
+    text = "copy the log of durable actors to a folder or a database, also while a process has it open"
+    copy = commands.add_parser("copy", help=text, description=text[0].upper() + text[1:] + ".")
+    place = "a folder, or the URL of a database with the name of the table: postgresql://host/bank?table=accounts"
+    copy.add_argument("source", metavar="FROM", help=place)
+    copy.add_argument("target", metavar="TO", help="as FROM; empty, or what an earlier copy has left")
+    copy.add_argument("--verify", action="store_true", help="compare all rows before the copy counts as whole")
+    copy.set_defaults(function=_copy)
+    waits(copy)
     export = command(
         "export", _export, "write rows to a file for other programs, also while a process has the journal open"
     )
@@ -351,6 +359,29 @@ def _copied(copy: Callable[[], list[Copied]]) -> int:
             )
 
     return _unless_damaged(run)
+
+
+def _copy(args: argparse.Namespace) -> int:
+    import trio
+
+    from levada.actors.durable import copy_log
+    from levada.framework import ActorSystem
+
+    async def copy() -> None:
+        async with ActorSystem("copy") as system:
+            found = await copy_log(
+                system,
+                args.source,
+                args.target,
+                verify=args.verify,
+                timeout=args.timeout,
+                progress=_Progress("rows"),
+            )
+        print(
+            f"{printable(found.target)}: journal {found.epoch}, a copy of {found.source}, {found.rows:,} rows copied, {len(found.end)} partitions"
+        )
+
+    return _unless_damaged(lambda: trio.run(copy))
 
 
 def _export(args: argparse.Namespace) -> int:

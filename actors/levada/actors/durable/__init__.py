@@ -13,10 +13,11 @@ from levada.actors.journal import CommandReused
 from .entity import Durable, applies, upcasts
 from .entry import Entity, Shards, shards, shards_of
 from .errors import CommandFailed, DurableError, EntityErased, OutcomeUnknown, ReplayFailed, ShardLost
+from .moving import CopiedRows, copy_log
 from .rows import log_columns, log_config
 from .settings import ShardStatistics
 
 __all__ = [
-    "CommandFailed", "CommandReused", "Durable", "DurableError", "Entity", "EntityErased", "OutcomeUnknown", "ReplayFailed", "ShardLost",
-    "ShardStatistics", "Shards", "applies", "log_columns", "log_config", "shards", "shards_of", "upcasts",
+    "CommandFailed", "CommandReused", "CopiedRows", "Durable", "DurableError", "Entity", "EntityErased", "OutcomeUnknown", "ReplayFailed",
+    "ShardLost", "ShardStatistics", "Shards", "applies", "copy_log", "log_columns", "log_config", "shards", "shards_of", "upcasts",
 ]  # fmt: skip

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from .errors import (
         BatchReused,
         CommandReused,
+        CopyUnfinished,
         JournalBehind,
         JournalDamaged,
         JournalError,
@@ -43,11 +44,12 @@ if TYPE_CHECKING:
     from .keeper_process import Keeper, keeper
     from .keys import Taken
     from .ledger import Delivered, Reach
-    from .log import Answer, Log, LogStore, MailboxLog, TailedLog
+    from .log import Answer, CopiedLog, Log, LogStore, MailboxLog, TailedLog
     from .questions import (
         Append,
         AwaitRows,
         CommitGroup,
+        CopyRows,
         DeclareGroup,
         Deliver,
         DiscardOlder,
@@ -75,13 +77,13 @@ if TYPE_CHECKING:
     from .store import Store
 
 __all__ = [
-    "Answer", "Append", "Appended", "AwaitRows", "BatchReused", "Block", "Columns", "CommandReused", "CommitGroup", "Copied", "DeclareGroup",
-    "Deliver", "Delivered", "DiscardOlder", "DiscardStaged", "Envelope", "EraseEntity", "Erased", "Exported", "Extent", "Fenced", "FindCommand",
-    "ForgetGroup", "Found", "GetExtent", "GetGroups", "GetJournalStatistics", "GetReach", "GetSchema", "Journal", "JournalBehind", "JournalConfig",
-    "JournalDamaged", "JournalError", "JournalFull", "JournalLocked", "JournalStatistics", "JournalUnwritable", "Keeper", "Keyed", "Log",
-    "LogStore", "MailboxLog", "Message", "OffsetGone", "OffsetWithin", "Reach", "Read", "ReadEntity", "ReadRows", "Rows", "SchemaMismatch", "Stage",
-    "StageRows", "Store", "StoreStatistics", "TailedLog", "Taken", "backup", "check_growth", "columns_of", "differences", "export", "fit",
-    "journal_error", "keeper", "partition_of", "restore", "rows_of_stream", "stream_of",
+    "Answer", "Append", "Appended", "AwaitRows", "BatchReused", "Block", "Columns", "CommandReused", "CommitGroup", "Copied", "CopiedLog",
+    "CopyRows", "CopyUnfinished", "DeclareGroup", "Deliver", "Delivered", "DiscardOlder", "DiscardStaged", "Envelope", "EraseEntity", "Erased",
+    "Exported", "Extent", "Fenced", "FindCommand", "ForgetGroup", "Found", "GetExtent", "GetGroups", "GetJournalStatistics", "GetReach",
+    "GetSchema", "Journal", "JournalBehind", "JournalConfig", "JournalDamaged", "JournalError", "JournalFull", "JournalLocked", "JournalStatistics",
+    "JournalUnwritable", "Keeper", "Keyed", "Log", "LogStore", "MailboxLog", "Message", "OffsetGone", "OffsetWithin", "Reach", "Read", "ReadEntity",
+    "ReadRows", "Rows", "SchemaMismatch", "Stage", "StageRows", "Store", "StoreStatistics", "TailedLog", "Taken", "backup", "check_growth",
+    "columns_of", "differences", "export", "fit", "journal_error", "keeper", "partition_of", "restore", "rows_of_stream", "stream_of",
 ]  # fmt: skip
 
 _MODULES = (

@@ -41,6 +41,7 @@ from .questions import (
     Append,
     AwaitRows,
     CommitGroup,
+    CopyRows,
     DeclareGroup,
     Deliver,
     DiscardOlder,
@@ -92,6 +93,7 @@ class Journal(
         Append
         | AwaitRows
         | CommitGroup
+        | CopyRows
         | DeclareGroup
         | Deliver
         | DiscardOlder
@@ -127,6 +129,7 @@ class Journal(
         clean_every: seconds between runs of retention, which also check for room on a full disk, for deleted files and for a `backup`.
         dedicated: whether this process does nothing else, so that an append that comes alone may hold it up while the disk is quick.
         clock: returns seconds since 1970. None: the time of the system, which is virtual if a test's clock of trio is.
+        copy_of: see `Store.open`.
 
     Raises:
         JournalError: in `started`, see `Store.open`; not with `reopen_every`.
@@ -159,6 +162,7 @@ class Journal(
     reopen_every: float | None = attrs.field(default=None, kw_only=True)
     dedicated: bool = attrs.field(default=False, kw_only=True)
     clock: Callable[[], float] | None = attrs.field(default=None, kw_only=True)
+    copy_of: str | None = attrs.field(default=None, kw_only=True)
 
     def __attrs_post_init__(self) -> None:
         self._refusal: JournalError | None = JournalError("it is being opened", path=self.about)
@@ -249,7 +253,9 @@ class Journal(
     async def _open(self) -> None:
         columns: Columns[Any] | None = columns_of(self.columns) if isinstance(self.columns, type) else None
         schema = columns.schema if columns is not None else self.columns
-        opening = functools.partial(Store.open, self.directory, schema, self.config, clock=self.clock)
+        opening = functools.partial(
+            Store.open, self.directory, schema, self.config, clock=self.clock, copy_of=self.copy_of
+        )
         self._store = await self.enter(_opened(self.system.platform, opening, self._writing))
         self._appends = Appends(self._store, columns)
         self._writer = JournalWriter(
@@ -289,6 +295,11 @@ class Journal(
     def deliver(self, m: Deliver) -> None:
         """Queue a batch behind the appends that wait."""
         self._queue.put(WriteJob(functools.partial(deliver, self._store, m), self._reply() or self._told_rows))
+
+    @handles
+    def copy(self, m: CopyRows) -> None:
+        """Queue rows of another log behind the appends that wait."""
+        self._queue.put(WriteJob(functools.partial(self._store.copy, m), self._reply() or self._told_rows))
 
     def _reply(self) -> Reply[Any] | None:
         try:

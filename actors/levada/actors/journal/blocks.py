@@ -22,8 +22,8 @@ from .config import JournalConfig
 from .schema import joined
 
 __all__ = [
-    "BLOCK", "BLOCK_MAGIC", "MORE", "NOTHING", "SUMMED", "Block", "Header", "Message", "Uncertain", "bytes_of", "header_at", "map_file", "pack",
-    "padded", "split_erased", "write_all",
+    "BLOCK", "BLOCK_MAGIC", "MORE", "NOTHING", "SUMMED", "Block", "Header", "Message", "Uncertain", "bytes_of", "header_at", "map_file", "missing",
+    "pack", "padded", "split_erased", "write_all",
 ]  # fmt: skip
 
 BLOCK = struct.Struct("<4sIIIQQqQ")
@@ -32,6 +32,7 @@ BLOCK_MAGIC = b"LvB1"
 MORE = 1 << 63
 """Added to the transaction of a block if the append goes on in the next block."""
 NOTHING = pa.py_buffer(b"")
+_MOST_ROWS = 1 << 31
 _MANY = 512  # buffers of one writev; systems take 1024
 _COPY_BELOW = 1 << 16  # a read this small is copied in 4 µs; a mapping costs 15 µs
 _COPY_WHOLE_BELOW = 8 << 20  # of which all is needed: 25 µs for each MiB; to map its pages one after the other takes 40
@@ -187,6 +188,13 @@ def split_erased(batch: pa.RecordBatch, gone: Sequence[bool]) -> Iterator[Messag
         kept = None if erased else batch.take(pa.array(range(at, at + rows), pa.int64()))
         yield Message(NOTHING if kept is None else kept.serialize(), rows)
         at += rows
+
+
+def missing(rows: int) -> Iterator[Message]:
+    """Yield messages for offsets without rows, which may be many."""
+    while rows > 0:
+        yield Message(NOTHING, min(rows, _MOST_ROWS))
+        rows -= _MOST_ROWS
 
 
 def padded(size: int) -> int:

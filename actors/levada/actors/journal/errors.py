@@ -12,8 +12,8 @@ import attrs
 from levada.framework.errors import ActorError, LevadaError, RemoteFailure
 
 __all__ = [
-    "BatchReused", "CommandReused", "JournalBehind", "JournalDamaged", "JournalError", "JournalFull", "JournalLocked", "JournalUnwritable",
-    "OffsetGone", "SchemaMismatch", "bare", "fresh", "journal_error", "refused",
+    "BatchReused", "CommandReused", "CopyUnfinished", "JournalBehind", "JournalDamaged", "JournalError", "JournalFull", "JournalLocked",
+    "JournalUnwritable", "OffsetGone", "SchemaMismatch", "bare", "fresh", "journal_error", "refused",
 ]  # fmt: skip
 
 E = TypeVar("E", bound=BaseException)
@@ -90,6 +90,11 @@ class CommandReused(JournalError):
 
 
 @attrs.define(eq=False, slots=False, str=False)
+class CopyUnfinished(JournalError):
+    """This is a copy of another log that is not whole yet: run ``levada journal copy`` again, which goes on where it stopped."""
+
+
+@attrs.define(eq=False, slots=False, str=False)
 class OffsetGone(JournalError, LookupError):
     """Rows that were asked for have been deleted by retention."""
 
@@ -122,7 +127,15 @@ def refused(error: OSError, path: Path) -> JournalError:
 
 _WITHOUT_FIELDS = {
     cls.__name__: cls
-    for cls in (JournalBehind, JournalDamaged, JournalFull, JournalLocked, JournalUnwritable, SchemaMismatch)
+    for cls in (
+        CopyUnfinished,
+        JournalBehind,
+        JournalDamaged,
+        JournalFull,
+        JournalLocked,
+        JournalUnwritable,
+        SchemaMismatch,
+    )
 }
 _OTHERS = {cls.__name__ for cls in (BatchReused, CommandReused, JournalError, OffsetGone)}
 

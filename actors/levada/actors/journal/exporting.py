@@ -6,7 +6,7 @@ import base64
 import json
 import os
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from datetime import date, time, timedelta
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -19,15 +19,15 @@ import pyarrow.parquet
 
 from levada.framework.errors import ConfigurationError
 from levada.framework.files import Files, folder_path
-from levada.framework.platform import PLATFORM, Platform
+from levada.framework.platform import PLATFORM
 from levada.framework.text import finite
 
 from .blocks import write_all
-from .copying import Progress, errors_of, pinned_files, refusals, require_whole, synced_file, write_pinned
-from .inspection import Inspection, inspect, journals_in
+from .copying import Progress, refusals, synced_file
+from .inspection import Inspection, journals_in
 from .log_events import event_columns, events_of
-from .pinning import Pin
 from .schema import offsets
+from .still import still_journal
 
 __all__ = ["ExportFormat", "Exported", "export"]
 
@@ -113,7 +113,7 @@ def export(
     journal = folder_path(source)
     if journals_in(journal) != [journal]:
         raise ConfigurationError(f"{journal} is not a journal: name a folder that has a ledger.sqlite")
-    with _still(platform, journal, timeout) as found:
+    with still_journal(platform, journal, timeout) as found:
         _check_range(found, partition, start, end)
         numbers = range(len(found.partitions)) if partition is None else [partition]
         stops = {n: found.partitions[n].end if end is None else min(end, found.partitions[n].end) for n in numbers}
@@ -139,28 +139,6 @@ def export(
 def _format_of(path: Path) -> str:
     suffix = path.suffix.removeprefix(".").lower()
     return "arrow" if suffix == "feather" else suffix
-
-
-@contextmanager
-def _still(platform: Platform, journal: Path, timeout: float) -> Iterator[Inspection]:
-    with ExitStack() as resources:
-        pin = pinned_files(platform, timeout, journal, resources)
-        if pin.folder != journal:
-            _cut(platform.files, pin)
-        with errors_of(pin.folder, journal):
-            found = resources.enter_context(inspect(pin.folder))
-            require_whole(found)
-            yield found
-
-
-def _cut(files: Files, pin: Pin) -> None:
-    """Make a pin a journal of its own: the last segment of each partition, to which the writer appends, becomes a copy."""
-    last = {name.partition("/")[0]: name for name in sorted(pin.sizes) if name.endswith(".segment")}
-    for name in last.values():
-        segment = pin.folder / name
-        beside = segment.with_suffix(".new")
-        write_pinned(files, segment, pin.sizes[name], beside, lambda _: None)
-        files.rename(beside, segment)
 
 
 def _check_range(found: Inspection, partition: int | None, start: int, end: int | None) -> None:

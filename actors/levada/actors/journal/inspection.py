@@ -219,6 +219,9 @@ def inspect(directory: Path, *, blocks: bool = False) -> Iterator[Inspection]:
             )
             for each in ledger.erasures
         ]
+        if ledger.copy_of is not None:
+            text = f"a copy of the log {ledger.copy_of} that is not whole: run levada journal copy again"
+            findings.append(Finding("note", text, str(directory)))
         if blocks:
             findings += _examine_all(files, found)
         yield found

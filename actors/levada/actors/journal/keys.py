@@ -414,18 +414,27 @@ class _Growing:
         self._commands: dict[int, int] = {}
         self._last_command: Any = None
         """Of the last row: the next rows may be of the same command."""
+        self._skipped = 0
+        """Offsets at the end that have no rows."""
 
     def skip(self, rows: int) -> None:
-        """Leave out rows that were erased."""
-        if self._config.entity is not None:
-            place = self.end - self.first
-            self._hashes.extend([0] * rows)
-            self._previous.extend(range(place + 1, place + 1 + rows))
+        """Leave out rows that were erased, or offsets that never had one."""
+        # Places are made when rows follow: behind a large gap comes a new segment (`Store.copy`).
+        self._skipped += rows
         self._last_command = None
         self.end += rows
 
+    def _fill(self) -> None:
+        if self._config.entity is not None:
+            place = len(self._hashes)
+            self._hashes.extend([0] * self._skipped)
+            self._previous.extend(range(place + 1, place + 1 + self._skipped))
+        self._skipped = 0
+
     def add(self, batch: pa.RecordBatch) -> None:
         """Index rows."""
+        if self._skipped:
+            self._fill()
         place = self.end - self.first
         config, entities, commands = self._config, self._entities, self._commands
         keys, previous = _keys(batch, config.entity), self._previous

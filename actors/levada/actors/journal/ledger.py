@@ -190,6 +190,8 @@ class Ledger:
         self._groups: dict[str, dict[int, int]] = {}
         for name, partition, offset in connection.execute("SELECT name, partition, offset FROM groups"):
             self._groups.setdefault(name, {})[partition] = offset
+        self.copy_of: str | None = facts.get("copy_of")
+        """The epoch of the log that this journal is a copy of, as long as the copy is not whole."""
         self._erasures = [Erasure.of_json(each) for each in json.loads(facts.get("erasures", "[]"))]
         self._openings: list[_Opening] = []
         self._losses: dict[int, dict[int, int]] = {}
@@ -298,6 +300,14 @@ class Ledger:
                 text = json.dumps([each.to_json() for each in erasures])
                 connection.execute("INSERT INTO facts VALUES ('erasures', ?)", (text,))
         self._erasures = erasures
+
+    def set_copy_of(self, epoch: str | None) -> None:
+        """Record that this journal is a copy that is not whole; None: it is whole."""
+        with self._change() as connection:
+            connection.execute("DELETE FROM facts WHERE name = 'copy_of'")
+            if epoch is not None:
+                connection.execute("INSERT INTO facts VALUES ('copy_of', ?)", (epoch,))
+        self.copy_of = epoch
 
     def begin(self, ends: Mapping[int, int]) -> None:
         """Add a line to the history once all partitions are in order. `ends` has the offset behind the last row of each partition."""

@@ -21,6 +21,7 @@ from .questions import (
     Append,
     AwaitRows,
     CommitGroup,
+    CopyRows,
     DeclareGroup,
     Deliver,
     DiscardOlder,
@@ -40,7 +41,7 @@ from .questions import (
     StageRows,
 )
 
-__all__ = ["Answer", "Log", "LogStore", "MailboxLog", "TailedLog"]
+__all__ = ["Answer", "CopiedLog", "Log", "LogStore", "MailboxLog", "TailedLog"]
 
 R = TypeVar("R")
 
@@ -127,6 +128,18 @@ class Log(Protocol):
 
         Raises:
             JournalFull, JournalUnwritable: not all of them are erased. The asker tries again.
+        """
+        ...
+
+
+class CopiedLog(Log, Protocol):
+    """A log that another log can be copied into (`levada.actors.durable.copy_log`)."""
+
+    def copy(self, m: CopyRows) -> Answer[Appended | Fenced]:
+        """Append rows to `CopyRows.partition` at their own offsets, if it ends at `CopyRows.at`. Afterwards it ends at `CopyRows.end`.
+
+        `CopyRows.placed` returns the offsets and the rows. Offsets without a row stay empty, as those of erased rows. Everything else is as for
+        `append`.
         """
         ...
 

@@ -7,6 +7,7 @@ are checked before they are used. The others hold record batches, or blocks of m
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from operator import lt
 from typing import Any, Literal
 
 import attrs
@@ -16,16 +17,19 @@ from attrs import validators as v
 from levada.framework import Asks, message
 
 from .blocks import Block
+from .errors import SchemaMismatch
 from .extent import Appended, Extent, Fenced, StoreStatistics
 from .ipc import rows_of_stream
 from .ledger import Delivered, Reach
 
 __all__ = [
-    "Append", "AwaitRows", "CommitGroup", "DeclareGroup", "Deliver", "DiscardOlder", "DiscardStaged", "EraseEntity", "Erased", "FindCommand",
-    "ForgetGroup", "Found", "GetExtent", "GetGroups", "GetJournalStatistics", "GetReach", "GetSchema", "JournalStatistics", "OffsetWithin",
-    "Read", "ReadEntity", "ReadRows", "Rows", "StageRows",
+    "Append", "AwaitRows", "CommitGroup", "CopyRows", "DeclareGroup", "Deliver", "DiscardOlder", "DiscardStaged", "EraseEntity", "Erased",
+    "FindCommand", "ForgetGroup", "Found", "GetExtent", "GetGroups", "GetJournalStatistics", "GetReach", "GetSchema", "JournalStatistics",
+    "OffsetWithin", "Read", "ReadEntity", "ReadRows", "Rows", "StageRows",
 ]  # fmt: skip
 
+MOST_COPIED = 1 << 20
+"""Most offsets of a `CopyRows` with rows."""
 MAX_READ = 8 << 20
 """Most bytes that may be asked for at once."""
 MAX_BLOCK = 15 << 20
@@ -88,6 +92,50 @@ class Append(Asks[Appended | Fenced]):
             _APPEND[field.name](self, field, getattr(self, field.name))
         if self.at is not None and self.partition is None and self.key is None:
             raise ValueError("Append(at=) compares the end of one partition: say which, by partition= or key=")
+
+
+@message("levada.journal.copy_rows", frozen=True)
+class CopyRows(Asks[Appended | Fenced]):
+    """Append rows of another log at the offsets that they have there; answered when they are on the disk.
+
+    Compares and appends as `Append` with `at`: if the partition does not end there, the answer is `Fenced`. Offsets without a row are as those of
+    erased rows. `Appended.count` counts them too.
+
+    Fails as `Append`, and with `SchemaMismatch` if the offsets do not grow, or are not between `at` and `end`.
+    """
+
+    rows: Any
+    """A record batch, or an Arrow IPC stream of one (`stream_of`): a column ``offset``, then the journal's, as in `Found`. Record batches do not
+    travel. Empty bytes: there are no rows."""
+    partition: int = attrs.field(validator=_INT)
+    at: int = attrs.field(validator=_OFFSET)
+    """Where the partition ends."""
+    end: int = attrs.field(validator=_OFFSET)
+    """Where it ends afterwards. That is behind `at`, and with rows at most `MOST_COPIED` behind it."""
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.rows, pa.RecordBatch | bytes):
+            raise TypeError(f"rows is {type(self.rows).__name__}, wanted a record batch or bytes")
+        most = self.at + MOST_COPIED if len(self.rows) else 1 << 62
+        if not self.at < self.end <= most:
+            raise ValueError(f"end is {self.end}, wanted {self.at + 1} to {most}")
+
+    def placed(self) -> tuple[list[int], pa.RecordBatch | None]:
+        """Return the offsets and the rows without them; None if there are no rows.
+
+        Raises:
+            SchemaMismatch: they are no rows with offsets of this range.
+        """
+        if not len(self.rows):
+            return [], None
+        batch = rows_of_stream(self.rows) if isinstance(self.rows, bytes) else self.rows
+        if batch.schema.names[0] != "offset" or batch.column(0).type != pa.int64():
+            raise SchemaMismatch("rows of a copy begin with a column of their offsets: offset, int64")
+        places = batch.column(0).to_pylist()
+        if None in places or not self.at <= places[0] <= places[-1] < self.end or not all(map(lt, places, places[1:])):
+            raise SchemaMismatch(f"offsets of a copy grow, and are between {self.at} and {self.end}")
+        columns = pa.RecordBatch.from_arrays(batch.columns[1:], schema=pa.schema(list(batch.schema)[1:]))
+        return places, columns
 
 
 @attrs.frozen

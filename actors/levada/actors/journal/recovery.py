@@ -18,17 +18,21 @@ from .blocks import BLOCK_MAGIC
 from .columns import Envelope, columns_of
 from .config import JournalConfig
 from .ends import Ends, PromisedEnds
-from .errors import JournalDamaged
+from .errors import CopyUnfinished, JournalDamaged
 from .headers import MAX_SCHEMA, VERSION
 from .keys import check_keyed
 from .ledger import Ledger, drop_unfinished, ledger_errors
 from .partitions import Loss, Partition
 from .schema import check_growth, fingerprint
 
-__all__ = ["SYNC_THREADS", "Recovered", "find_problems", "read_promise", "recover"]
+__all__ = ["SYNC_THREADS", "UNFINISHED", "Recovered", "find_problems", "read_promise", "recover"]
 
 MERGE_AT_OPENING = 1024
 """Small blocks of a last segment that are merged when a journal is opened."""
+
+UNFINISHED = (
+    "this is a copy of another log, and it is not whole: run levada journal copy again, which goes on where it stopped"
+)
 
 SYNC_THREADS = 16
 """Files that are synced at a time."""
@@ -51,7 +55,12 @@ class Recovered:
 
 
 def recover(
-    platform: Platform, directory: Path, schema: pa.Schema | None, config: JournalConfig, resources: ExitStack
+    platform: Platform,
+    directory: Path,
+    schema: pa.Schema | None,
+    config: JournalConfig,
+    resources: ExitStack,
+    copy_of: str | None = None,
 ) -> Recovered:
     """Open the files of a journal, or make them. Closing `resources` closes them. Raises as `Store.open`."""
     files, path = platform.files, directory / "ledger.sqlite"
@@ -65,6 +74,12 @@ def recover(
     resources.callback(ledger.close)
     if not ledger.ready and _has_rows(files, directory):
         raise JournalDamaged("the ledger is older than all rows: restore the ledger of the same moment", path=str(path))
+    if ledger.copy_of is not None and copy_of is None:
+        raise CopyUnfinished(UNFINISHED, path=str(directory))
+    if ledger.copy_of != copy_of and (ledger.copy_of is not None or _has_rows(files, directory)):
+        raise ConfigurationError(
+            f"{directory} has rows, and is no unfinished copy of the log {copy_of}. Nothing is overwritten: move it away, or name another folder"
+        )
     if ledger.partitions != config.partitions:
         raise ConfigurationError(
             f"{directory} has {ledger.partitions} partitions, which cannot change to {config.partitions}"
@@ -123,6 +138,8 @@ def recover(
     for partition in partitions:
         partition.delete_stale()
     with ledger_errors(directory):
+        if ledger.copy_of != copy_of:
+            ledger.set_copy_of(copy_of)
         ledger.begin({partition.number: partition.end for partition in partitions})
     return Recovered(ledger=ledger, ends=ends, partitions=partitions, schema=columns, cut=cut, lost=lost)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pyarrow as pa
 
-from .blocks import NOTHING, Message, Uncertain, split_erased
+from .blocks import Message, Uncertain, missing, split_erased
 from .segments import Segment
 
 __all__ = ["merged", "without"]
@@ -36,7 +36,7 @@ def merged(segment: Segment, journal: bytes, join: Callable[[Sequence[pa.RecordB
     blocks = segment.read(segment.first, segment.end, segment.size, 0)
     for erased, run in groupby(blocks, lambda block: block.erased):
         if erased:
-            messages.append(Message(NOTHING, sum(block.rows for block in run)))
+            messages += missing(sum(block.rows for block in run))
         else:
             messages += join([block.batch() for block in run])
     number = max((header.transaction for header, _ in segment.walk()), default=0)

@@ -11,7 +11,7 @@ On the disk
     block: ``LvB1``, bytes of the message (4), crc32 of the rest of the block (4), rows (4), offset of the first row (8), transaction (8), time in
     microseconds since 1970 (8), bytes of this file that were synced when this block was written (8); then the record batch as an Arrow IPC message.
     The highest bit of the transaction says that the append goes on in the next block (versions 4 and 5). A block without a message stands for
-    erased rows (versions 3 and 5).
+    erased rows, or for offsets without a row in a log that was copied (since version 3).
 
 The rules of this file
     * A segment appears under its name with a whole, synced header, by rename. A file cut short inside its header is damage.

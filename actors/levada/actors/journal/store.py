@@ -35,16 +35,17 @@ import pyarrow.compute
 from levada.framework.files import folder_path
 from levada.framework.platform import PLATFORM, Platform
 
-from .blocks import Block, Message, bytes_of, pack
+from .blocks import Block, Message, bytes_of, missing, pack
 from .config import JournalConfig
 from .erasures import Erasures
 from .errors import JournalError, JournalLocked, JournalUnwritable
-from .extent import Appended, Extent, StoreStatistics, partition_of
+from .extent import Appended, Extent, Fenced, StoreStatistics, partition_of
 from .guard import Guard, Undone
 from .keys import Keys, Taken
 from .ledger import Delivered, Erasure, LedgerLine, Reach, ledger_errors
 from .partitions import Partition
 from .pinning import Pins
+from .questions import CopyRows
 from .recovery import SYNC_THREADS, Recovered, recover
 from .retention import Clock, DiskRoom, Retention
 from .schema import check_schema, conform, fit
@@ -54,6 +55,8 @@ __all__ = ["Store"]
 
 logger = logging.getLogger("levada.actors.journal")
 
+MOST_OFFSETS = 1 << 20
+"""Most offsets of a segment with rows of a copy: an index in memory takes 12 bytes for each, whether there is a row or not."""
 pc: Any = pyarrow.compute  # its functions are made when it is imported, so type checkers see none
 
 
@@ -111,6 +114,7 @@ class Store:
         config: JournalConfig | None = None,
         *,
         clock: Callable[[], float] | None = None,
+        copy_of: str | None = None,
     ) -> Store:
         """Open the journal in a directory, or make one, and recover from a crash. Blocks.
 
@@ -121,8 +125,11 @@ class Store:
             config: None: the defaults.
             clock: returns seconds since 1970. None: the clock of the context's `levada.framework.platform.PLATFORM`, like all else that this
                 takes from its surroundings.
+            copy_of: the epoch of another log whose rows are copied into this journal, which is new, or such a copy that is not whole. It opens
+                without this once `finish_copy` was called. None: it is no copy.
 
         Raises:
+            CopyUnfinished: it is a copy that is not whole.
             JournalLocked: another process, or another store in this one, has it open.
             JournalDamaged: rows that were promised are not there, or the ledger is damaged; nothing was changed.
             JournalUnwritable: the ledger cannot be read or written: the disk is full or fails, or this user may not write there.
@@ -145,7 +152,7 @@ class Store:
                 files.lock(lock)
             except OSError as error:
                 raise JournalLocked("another process, or this one, has this journal open", path=str(path)) from error
-            found = recover(platform, path, schema, config, resources)
+            found = recover(platform, path, schema, config, resources, copy_of)
             staging = Staging(
                 files, path / "staging", schema=found.schema, config=config, journal=found.ledger.journal, clock=clock
             )
@@ -348,6 +355,58 @@ class Store:
         wait(syncs)  # all of them: after a failure the writes are taken back
         for sync in syncs:
             sync.result()
+
+    def copy(self, question: CopyRows) -> Appended | Fenced:
+        """Append rows of another log at their own offsets, see `CopyRows`. If this raises, nothing was written.
+
+        Raises:
+            JournalFull: there is no room.
+            SchemaMismatch: the rows do not fit the columns, or their offsets do not fit the question.
+            JournalUnwritable: the disk refuses.
+        """
+        self._guard.require_usable()
+        number, at, end = question.partition, question.at, question.end
+        partition = self._partition(number)
+        if partition.end != at:
+            return Fenced(number, partition.end)
+        places, rows = question.placed()
+        messages = list(self._with_gaps(places, None if rows is None else self.prepare(number, rows)[1], at, end))
+        if not self._room.takes([messages]):
+            self.retain()
+            if not self._room.takes([messages]):
+                raise self._room.full([messages])
+        first = partition.segments[-1].first
+        if first < at and end - first > MOST_OFFSETS:
+            with Undone(self._guard, [partition]):
+                partition.roll()
+            self._publish([partition], {})
+        self._write({number: messages}, {})
+        self._appends += 1
+        return Appended(number, at, end - at)
+
+    def _with_gaps(self, places: Sequence[int], rows: pa.RecordBatch | None, at: int, end: int) -> Iterator[Message]:
+        """Make messages of rows with these offsets, and of the gaps between `at` and `end`."""
+        done = 0
+        while rows is not None and done < len(places):
+            yield from missing(places[done] - at)
+            count = len(places) - done
+            if places[-1] - places[done] != count - 1:
+                count = next(n for n in range(1, count) if places[done + n] != places[done] + n)
+            yield from self.pack([rows.slice(done, count)])
+            at, done = places[done] + count, done + count
+        yield from missing(end - at)
+
+    def finish_copy(self) -> None:
+        """Record that all rows of another log are copied into this one. Belongs to the thread that writes; twice is fine.
+
+        Raises:
+            JournalUnwritable: the ledger cannot be written.
+        """
+        self._guard.require_usable()
+        if self._ledger.copy_of is not None:
+            with ledger_errors(self.directory):
+                self._ledger.set_copy_of(None)
+            self._note(self._partitions)
 
     def deliver(
         self, query: str, batch: int, parts: Iterable[tuple[int, Message]], *, attempts: str | None = None

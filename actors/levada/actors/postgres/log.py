@@ -14,6 +14,7 @@ from levada.actors.journal import (
     Append,
     Appended,
     AwaitRows,
+    CopyRows,
     Erased,
     EraseEntity,
     Extent,
@@ -69,6 +70,7 @@ class PostgresLog(
     DescribedActor[
         Append
         | AwaitRows
+        | CopyRows
         | EraseEntity
         | GetExtent
         | GetReach
@@ -87,15 +89,17 @@ class PostgresLog(
     Args:
         address: the database, and the table of the log.
         shards: the number of partitions of a new log.
+        copy_of: the log whose rows are copied into this one; None: it is no copy.
     """
 
     subject = "journal"
 
     address: PostgresAddress
     shards: int
+    copy_of: str | None = None
 
     def __attrs_post_init__(self) -> None:
-        self._database = Database(PLATFORM.get(), self.address, self.shards)
+        self._database = Database(PLATFORM.get(), self.address, self.shards, self.copy_of)
         self._writer = LogWriter(self._database, self.about, self._rows_came)
         self._waiting: list[tuple[AwaitRows, Reply[Any]]] = []
         self._came = trio.Event()
@@ -181,18 +185,44 @@ class PostgresLog(
             if not batch.num_rows:
                 self.start_soon(self._answer, reply, self._compare, log, m)
                 return
-            wanted = self._columns(log)
+            columns = self._encoded(log, batch)
+        except JournalError as error:
+            reply.fail(bare(error))
+        else:
+            rows = batch.num_rows
+            self._writer.put(AppendJob(log.append_text, shard, m.at, m.at + rows, rows, self._mark(), columns, reply))
+
+    def _encoded(self, log: OpenLog, batch: pa.RecordBatch) -> list[bytes]:
+        """Return rows as arrays of PostgreSQL; `SchemaMismatch` if they do not fit."""
+        wanted = self._columns(log)
+        try:
             if batch.num_columns < len(wanted):  # of a program that does not know the newest columns
                 batch = fit(batch, wanted)
             batch = conform(batch, wanted, where=self.about)
-            columns = [kind.encode(column) for kind, column in zip(log.tables.kinds, batch.columns, strict=True)]
-        except JournalError as error:
-            reply.fail(bare(error))
+            return [kind.encode(column) for kind, column in zip(log.tables.kinds, batch.columns, strict=True)]
         except (pa.ArrowException, ValueError, OverflowError, struct.error) as error:
-            reply.fail(SchemaMismatch(f"a value does not fit PostgreSQL: {error}", path=self.about))
+            raise SchemaMismatch(f"a value does not fit PostgreSQL: {error}", path=self.about) from error
+
+    def _mark(self) -> int:
+        return int.from_bytes(self.system.platform.token_bytes(8), "big", signed=True)
+
+    @handles
+    def copy(self, m: CopyRows) -> None:
+        """Queue rows of another log."""
+        self.start_soon(self._copy, m, self._reply() or ToldRows())
+
+    async def _copy(self, m: CopyRows, reply: Reply[Any] | ToldRows) -> None:
+        try:
+            log = await self._database.opened()
+            await self._writer.room()
+            shard = self._shard_of(log, m.partition, None)
+            places, rows = m.placed()
+            batch = pa.RecordBatch.from_pylist([], self._columns(log)) if rows is None else rows
+            columns = [_OFFSET.encode(pa.array(places, pa.int64())), *self._encoded(log, batch)]
+        except (JournalError, DatabaseAway) as error:
+            reply.fail(bare(error))
         else:
-            mark = int.from_bytes(self.system.platform.token_bytes(8), "big", signed=True)
-            self._writer.put(AppendJob(shard, m.at, batch.num_rows, mark, columns, reply))
+            self._writer.put(AppendJob(log.copy_text, shard, m.at, m.end, len(places), self._mark(), columns, reply))
 
     def _columns(self, log: OpenLog) -> pa.Schema:
         if not len(log.tables.columns):

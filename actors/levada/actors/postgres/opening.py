@@ -14,6 +14,7 @@ import psycopg
 import pyarrow as pa
 
 from levada.actors.journal import (
+    CopyUnfinished,
     JournalBehind,
     JournalDamaged,
     JournalError,
@@ -27,7 +28,17 @@ from .addresses import PostgresAddress
 from .errors import DatabaseAway, DatabaseReadOnly, refusal
 from .tables import FORMAT, LogTables, name_of
 
-__all__ = ["LogHead", "Session", "grow_log", "note_opening", "open_log", "open_session", "require_log"]
+__all__ = [
+    "LogHead",
+    "Session",
+    "finish_copy",
+    "grow_log",
+    "note_opening",
+    "open_log",
+    "open_session",
+    "read_log",
+    "require_log",
+]
 
 OLDEST: Final = 14_00_00
 """The oldest version of PostgreSQL that its makers maintain."""
@@ -55,6 +66,8 @@ class LogHead:
     epoch: str
     columns: pa.Schema
     shards: int
+    copy_of: str | None
+    """The log that it is a copy of, if the copy is not whole."""
 
 
 def open_session(address: PostgresAddress) -> Session:
@@ -74,7 +87,9 @@ def open_session(address: PostgresAddress) -> Session:
         raise DatabaseAway(f"{address}: {text}") from None
 
 
-def open_log(session: Session, address: PostgresAddress, shards: int, epoch: str) -> LogHead:
+def open_log(
+    session: Session, address: PostgresAddress, shards: int, epoch: str, copy_of: str | None = None
+) -> LogHead:
     """Open a log; it is made if there is none, without columns.
 
     Args:
@@ -82,24 +97,72 @@ def open_log(session: Session, address: PostgresAddress, shards: int, epoch: str
         address: where it is.
         shards: the number of shards of a new log.
         epoch: the name of a new log.
+        copy_of: the log whose rows are copied into this one, which is new, or such a copy that is not whole; None: it is no copy.
 
     Raises:
-        ConfigurationError: the server cannot keep a log.
+        CopyUnfinished: it is a copy that is not whole.
+        ConfigurationError: the server cannot keep a log; or with `copy_of`, it has rows of its own.
         JournalError: the role lacks rights, or the tables were changed by hand.
         DatabaseAway: it only reads, or the connection is lost.
     """
     try:
         _require_server(session, address)
         head = _head(session, address)
-        if head is None:
+        if head is None or head.copy_of != copy_of:
             with session.transaction():
                 _lock(session, address)
                 head = _head(session, address) or _create(session, address, shards, epoch)
+                if head.copy_of != copy_of:
+                    head = _as_copy(session, address, head, copy_of)
         _require_columns(session, LogTables.of(address, head.columns))
         _require_rights(session, address, head)
     except psycopg.Error as error:
         raise refusal(error.sqlstate or "", str(error), address) from None
     return head
+
+
+def _as_copy(session: Session, address: PostgresAddress, head: LogHead, copy_of: str | None) -> LogHead:
+    """Record that rows of another log are copied into this one."""
+    if copy_of is None:
+        raise CopyUnfinished(
+            "this is a copy of another log, and it is not whole: run levada journal copy again, which goes on where it stopped",
+            path=address.shown,
+        )
+    [end] = _one(session, f'SELECT max("end") FROM {name_of(address, "_shards")}')
+    if head.copy_of is not None or end:
+        raise ConfigurationError(
+            f"{address} has rows, and is no unfinished copy of the log {copy_of}. Nothing is overwritten: give the copy another name, ?table="
+        )
+    session.execute(f"UPDATE {name_of(address, '_log')} SET copy_of = %s".encode(), (copy_of,))
+    return attrs.evolve(head, copy_of=copy_of)
+
+
+def finish_copy(session: Session, address: PostgresAddress) -> None:
+    """Record that all rows of another log are copied into this one; errors are as for `open_log`."""
+    try:
+        session.execute(f"UPDATE {name_of(address, '_log')} SET copy_of = NULL".encode())
+    except psycopg.Error as error:
+        raise refusal(error.sqlstate or "", str(error), address) from None
+
+
+def read_log(session: Session, address: PostgresAddress) -> tuple[LogHead, dict[int, int]]:
+    """Return what a log is, and where its shards end.
+
+    Raises:
+        ConfigurationError: there is none.
+        JournalError, DatabaseAway: as `open_log`.
+    """
+    try:
+        head = _head(session, address)
+        if head is None or not len(head.columns):
+            raise ConfigurationError(
+                f"{address}: there is no log of this name: give the name of its table, ?table=accounts"
+            )
+        _require_columns(session, LogTables.of(address, head.columns))
+        ends = session.execute(f'SELECT shard, "end" FROM {name_of(address, "_shards")} ORDER BY shard'.encode())
+        return head, dict(ends.fetchall())
+    except psycopg.Error as error:
+        raise refusal(error.sqlstate or "", str(error), address) from None
 
 
 def grow_log(session: Session, address: PostgresAddress, wanted: pa.Schema) -> LogHead:
@@ -135,7 +198,7 @@ def grow_log(session: Session, address: PostgresAddress, wanted: pa.Schema) -> L
                     session.execute(text.encode())
             octets = columns.serialize().to_pybytes()
             session.execute(f"UPDATE {tables.name('_log')} SET columns = %s".encode(), (octets,))
-            return LogHead(head.epoch, columns, head.shards)
+            return attrs.evolve(head, columns=columns)
     except psycopg.Error as error:
         raise refusal(error.sqlstate or "", str(error), address) from None
 
@@ -225,17 +288,17 @@ def _head(session: Session, address: PostgresAddress) -> LogHead | None:
     log = name_of(address, "_log")
     if not _is_there(session, log):
         return None
-    found = _one(session, f"SELECT format, epoch, columns FROM {log}")
+    found = _one(session, f"SELECT format, epoch, columns, copy_of FROM {log}")
     if found is None:
         raise JournalDamaged(f"the table {log} is empty", path=address.shown)
-    version, epoch, columns = found
+    version, epoch, columns, copy_of = found
     if version != FORMAT:
         raise ConfigurationError(
             f"{address}: a newer levada has made this log (format {version}, this one knows {FORMAT})"
         )
     [shards] = _one(session, f"SELECT count(*) FROM {name_of(address, '_shards')}")
     try:
-        return LogHead(epoch, pa.ipc.read_schema(pa.py_buffer(columns)), shards)
+        return LogHead(epoch, pa.ipc.read_schema(pa.py_buffer(columns)), shards, copy_of)
     except (pa.ArrowException, OSError) as error:
         raise JournalDamaged(f"the columns in {log} cannot be read: {error}", path=address.shown) from error
 
@@ -252,7 +315,7 @@ def _create(session: Session, address: PostgresAddress, shards: int, epoch: str)
         f"INSERT INTO {tables.name('_log')} (format, epoch, columns) VALUES (%s, %s, %s)".encode(),
         (FORMAT, epoch, tables.columns.serialize().to_pybytes()),
     )
-    return LogHead(epoch, tables.columns, shards)
+    return LogHead(epoch, tables.columns, shards, None)
 
 
 def _grown(there: pa.Schema, wanted: pa.Schema) -> pa.Schema:

@@ -43,6 +43,7 @@ class OpenLog:
     head: LogHead
     tables: LogTables
     append_text: str
+    copy_text: str
     end_text: str
     found: pa.Schema
     """The columns of rows with their offsets."""
@@ -52,7 +53,7 @@ class OpenLog:
         """Return the log with this head."""
         tables = LogTables.of(address, head.columns)
         found = tables.columns.insert(0, pa.field("offset", pa.int64(), nullable=False))
-        return cls(head, tables, tables.append(), tables.end(), found)
+        return cls(head, tables, tables.append(), tables.append(copied=True), tables.end(), found)
 
 
 class Database:
@@ -62,9 +63,10 @@ class Database:
         platform: of this process.
         address: where the log is.
         shards: the number of shards of a new log.
+        copy_of: the log whose rows are copied into this one.
     """
 
-    def __init__(self, platform: Platform, address: PostgresAddress, shards: int) -> None:
+    def __init__(self, platform: Platform, address: PostgresAddress, shards: int, copy_of: str | None = None) -> None:
         self.log: OpenLog | None = None
         """The log, once it has been opened."""
         self.reconnected = 0
@@ -72,6 +74,7 @@ class Database:
         self._platform = platform
         self._address = address
         self._shards = shards
+        self._copy_of = copy_of
         self._writer: LibpqConnection | None = None
         self._connecting = trio.Lock()
         self._idle: list[LibpqConnection] = []
@@ -155,7 +158,7 @@ class Database:
 
                 def prepare(session: Session) -> LogHead:
                     if known is None:
-                        head = open_log(session, self._address, self._shards, epoch)
+                        head = open_log(session, self._address, self._shards, epoch, self._copy_of)
                     else:
                         head = known.head
                         require_log(session, self._address, head)

@@ -63,24 +63,31 @@ class PostgresStore:
         found = PostgresAddress.of(url, name)
         return cls(found.url, found.table)
 
+    @property
+    def address(self) -> PostgresAddress:
+        """Where it is, as libpq takes it."""
+        return PostgresAddress.of(self.url, self.table)
+
     @asynccontextmanager
-    async def open(self, system: ActorSystem, shards: int) -> AsyncIterator[Ref[Any]]:
+    async def open(self, system: ActorSystem, shards: int, *, copy_of: str | None = None) -> AsyncIterator[Ref[Any]]:
         """Open the log; see `levada.actors.journal.LogStore`. A new one gets its columns by `levada.actors.journal.GetSchema`.
 
         Args:
             system: of this process.
             shards: the number of partitions of a new log.
+            copy_of: the epoch of another log whose rows are copied into this one, see `levada.actors.journal.Store.open`.
 
         Raises:
+            CopyUnfinished: it is a copy that is not whole.
             JournalError: the database cannot be reached, or cannot keep the log.
             ConfigurationError: the server is too old, or its settings would lose rows.
         """
-        address = PostgresAddress.of(self.url, self.table)
+        address = self.address
         epoch = system.platform.token_bytes(16).hex()
 
         def look() -> LogHead:
             with open_session(address) as session:
-                return open_log(session, address, shards, epoch)
+                return open_log(session, address, shards, epoch, copy_of)
 
         try:
             await system.platform.run_in_thread(look)
@@ -88,7 +95,7 @@ class PostgresStore:
             raise JournalUnwritable(str(error)) from None
         except DatabaseAway as error:
             raise JournalError(f"the database cannot be reached: {error}") from None
-        log = system.spawn(partial(PostgresLog, address, shards), mailbox=bounded(256), supervise=_AGAIN)
+        log = system.spawn(partial(PostgresLog, address, shards, copy_of), mailbox=bounded(256), supervise=_AGAIN)
         try:
             yield log
         finally:

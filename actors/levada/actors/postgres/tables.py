@@ -5,7 +5,7 @@ For the log ``accounts`` there are
 * ``accounts``: the rows. ``_shard`` and ``_offset`` say where a row is; the other columns are the log's.
 * ``accounts_shards``: for each shard its end, and the mark of its newest append. An append first moves the end, if it is where the append says, and
   so holds the lock of this row until its own rows are committed: of two owners one is fenced, and rows become visible in the order of offsets.
-* ``accounts_log``: one row, with the epoch and the columns.
+* ``accounts_log``: one row, with the epoch and the columns; and the epoch of the log of which this is a copy, until the copy is whole.
 * ``accounts_openings``: where the shards ended each time a program connected to write.
 * ``accounts_events``: a view of the events for people, without the rows and columns that only the shards need.
 """
@@ -95,7 +95,7 @@ class LogTables:
             # Room for several versions of a row on a page, so that an append changes no index.
             f'CREATE TABLE {self.name("_shards")} (shard integer PRIMARY KEY, "end" bigint NOT NULL, append bigint NOT NULL) WITH (fillfactor = 50)',
             f"CREATE TABLE {self.name('_log')} (one boolean PRIMARY KEY DEFAULT true CHECK (one), format integer NOT NULL, "
-            "epoch text NOT NULL, columns bytea NOT NULL)",
+            "epoch text NOT NULL, columns bytea NOT NULL, copy_of text)",
             f"CREATE TABLE {self.name('_openings')} (number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL UNIQUE, "
             "at timestamptz NOT NULL DEFAULT now(), ends bigint[] NOT NULL)",
         ]
@@ -119,20 +119,28 @@ class LogTables:
         where = " WHERE kind NOT LIKE '$%'" if "kind" in self.columns.names else ""
         return f"CREATE VIEW {self.name('_events')} AS SELECT {', '.join(shown)} FROM {self.name()}{where}"
 
-    def append(self) -> str:
-        """Return the statement of an append: the number of rows, the mark, the shard, its end, and a parameter for each column."""
+    def append(self, *, copied: bool = False) -> str:
+        """Return the statement of an append: the new end, the mark, the shard, its end before, and a parameter for each column.
+
+        Args:
+            copied: the rows are of another log, and the first array has their offsets.
+        """
         names = ", ".join(map(quoted, self.columns.names))
-        each = range(len(self.kinds))
         values = ", ".join(
             f"u.c{place}" if kind.sent == kind.column.partition(" COLLATE")[0] else f"u.c{place}::{kind.column}"
             for place, kind in enumerate(self.kinds)
         )
-        arrays = ", ".join(f"${place + 5}::{kind.sent}[]" for place, kind in enumerate(self.kinds))
+        sent = ["bigint"] * copied + [kind.sent for kind in self.kinds]
+        arrays = ", ".join(f"${place}::{each}[]" for place, each in enumerate(sent, 5))
+        fields = ", ".join(
+            ["place"] * copied + [f"c{place}" for place in range(len(self.kinds))] + ["n"] * (not copied)
+        )
+        offset = "u.place" if copied else "$4::bigint + u.n - 1"
         return (
-            f'WITH fence AS (UPDATE {self.name("_shards")} SET "end" = "end" + $1::bigint, append = $2::bigint '
+            f'WITH fence AS (UPDATE {self.name("_shards")} SET "end" = $1::bigint, append = $2::bigint '
             f'WHERE shard = $3::integer AND "end" = $4::bigint RETURNING 1) '
-            f"INSERT INTO {self.name()} (_shard, _offset, {names}) SELECT $3::integer, $4::bigint + u.n - 1, {values} "
-            f"FROM fence, unnest({arrays}) WITH ORDINALITY AS u({', '.join(f'c{place}' for place in each)}, n)"
+            f"INSERT INTO {self.name()} (_shard, _offset, {names}) SELECT $3::integer, {offset}, {values} "
+            f"FROM fence, unnest({arrays}){'' if copied else ' WITH ORDINALITY'} AS u({fields})"
         )
 
     def end(self) -> str:

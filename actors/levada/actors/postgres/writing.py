@@ -36,8 +36,11 @@ MOST_WAITING: Final = 64 << 20
 class AppendJob:
     """An append that is not answered yet."""
 
+    statement: str
     shard: int
     at: int
+    end: int
+    """Where the shard ends behind it."""
     rows: int
     mark: int
     columns: list[bytes]
@@ -53,7 +56,7 @@ class AppendJob:
     @property
     def parameters(self) -> list[bytes | None]:
         """The parameters of the statement."""
-        return [bigint(self.rows), bigint(self.mark), integer(self.shard), bigint(self.at), *self.columns]
+        return [bigint(self.end), bigint(self.mark), integer(self.shard), bigint(self.at), *self.columns]
 
 
 class LogWriter:
@@ -147,12 +150,12 @@ class LogWriter:
         """Send appends once; those that are answered leave the list."""
         await self._database.connect()
         assert self._database.log is not None
-        append, end = self._database.log.append_text, self._database.log.end_text
+        end = self._database.log.end_text
         try:
-            results = await self._database.write([(append, job.parameters) for job in jobs])
+            results = await self._database.write([(job.statement, job.parameters) for job in jobs])
             left = []
             for job, result in zip(jobs, results, strict=True):
-                if result.command_tuples == job.rows:
+                if job.rows and result.command_tuples == job.rows:
                     self._written(job)
                 else:
                     left.append(job)
@@ -165,7 +168,7 @@ class LogWriter:
                         job.reply.fail(JournalDamaged(what, path=self._where))
                         continue
                     there = number_in(result, 0)
-                    if there == job.at + job.rows and number_in(result, 1) == job.mark:
+                    if there == job.end and number_in(result, 1) == job.mark:
                         self._written(job)
                     else:
                         job.reply.send(Fenced(job.shard, there))
@@ -177,4 +180,4 @@ class LogWriter:
     def _written(self, job: AppendJob) -> None:
         self.appends += 1
         self.rows += job.rows
-        job.reply.send(Appended(job.shard, job.at, job.rows))
+        job.reply.send(Appended(job.shard, job.at, job.end - job.at))

@@ -1,4 +1,4 @@
-"""The promises of `levada.actors.journal.Log` and `levada.actors.journal.TailedLog` as checks for any store.
+"""The promises of `levada.actors.journal.Log`, `levada.actors.journal.TailedLog` and `levada.actors.journal.CopiedLog` as checks for any store.
 
 A maker is an async context manager that makes a new log, with some columns and some number of partitions, and yields a `MadeLog`. The checks know
 nothing else about the store, so the same suite runs on a folder, a keeper and a database.
@@ -39,6 +39,8 @@ class MadeLog:
     """Kills the store and starts it again, until it answers; `ref` stays the same. None: no check does that."""
     tailed: bool = False
     """Whether it is a `levada.actors.journal.TailedLog`."""
+    copied: bool = False
+    """Whether it is a `levada.actors.journal.CopiedLog`."""
 
 
 class Maker(Protocol):
@@ -91,7 +93,7 @@ def log_checks(*, timeout: float = 60.0) -> list[LogCheck]:
     Args:
         timeout: seconds that each of them may take.
     """
-    from . import _fault_checks, _log_checks, _tail_checks  # noqa: F401 - they add their checks
+    from . import _copy_checks, _fault_checks, _log_checks, _tail_checks  # noqa: F401 - they add their checks
 
     return [LogCheck(name, timeout) for name in CHECKS]
 

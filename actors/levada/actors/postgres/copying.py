@@ -1,0 +1,90 @@
+"""A log in PostgreSQL that stands still, to be copied, and the end of a copy into one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import attrs
+import pyarrow as pa
+from psycopg import pq
+
+from levada.actors.journal.still import PAGE_BYTES, PAGE_ROWS, StillLog
+
+from .addresses import PostgresAddress
+from .errors import refusal
+from .opening import LogHead, Session, finish_copy, open_session, read_log
+from .tables import LogTables
+from .values import kind_of
+from .wire import bigint, integer, number_in, rows_in
+
+__all__ = ["finish_postgres", "still_postgres"]
+
+_OFFSET = pa.field("offset", pa.int64(), nullable=False)
+
+
+@attrs.frozen
+class _StillPostgres:
+    """A log in a transaction that sees the rows of one moment."""
+
+    address: PostgresAddress
+    session: Session
+    head: LogHead
+    ends: Mapping[int, int]
+
+    @property
+    def epoch(self) -> str:
+        return self.head.epoch
+
+    @property
+    def copy_of(self) -> str | None:
+        return self.head.copy_of
+
+    @property
+    def columns(self) -> pa.Schema:
+        return self.head.columns
+
+    def pages(self, shard: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        tables = LogTables.of(self.address, self.head.columns)
+        kinds, found = [kind_of(_OFFSET), *tables.kinds], tables.columns.insert(0, _OFFSET)
+        following: int | None = start
+        while following is not None and following < end:
+            values = [integer(shard), bigint(end), bigint(following), bigint(PAGE_ROWS), bigint(PAGE_BYTES)]
+            result = self._run(tables.rows, values)
+            page = rows_in(result, 2, kinds, found, self.address.shown)
+            if page.num_rows:
+                yield page
+            if page.num_rows == PAGE_ROWS:
+                following = page.column(0)[-1].as_py() + 1
+            else:
+                following = None if result.get_value(0, 1) is None else number_in(result, 1)
+
+    def _run(self, text: str, values: list[bytes]) -> Any:
+        """Run a statement; return its result in the binary format."""
+        result = self.session.pgconn.exec_params(text.encode(), values, None, [1] * len(values), 1)
+        if result.status != pq.ExecStatus.TUPLES_OK:
+            state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+            raise refusal(state, result.get_error_message(), self.address)
+        return result
+
+
+@contextmanager
+def still_postgres(address: PostgresAddress) -> Iterator[StillLog]:
+    """Have a log stand still for a block, for this process only. Blocks.
+
+    Raises:
+        ConfigurationError: there is no such log.
+        DatabaseAway: the database is away, or the connection is lost.
+        JournalError: the database refuses.
+    """
+    with open_session(address) as session:
+        session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        head, ends = read_log(session, address)
+        yield _StillPostgres(address, session, head, ends)
+
+
+def finish_postgres(address: PostgresAddress) -> None:
+    """Record that a copy is whole. Blocks; errors are as for `still_postgres`."""
+    with open_session(address) as session:
+        finish_copy(session, address)

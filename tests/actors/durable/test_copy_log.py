@@ -1,0 +1,267 @@
+"""The log of a durable class, copied to another folder: it goes on there; copies that were cut short; what was erased meanwhile; what is refused."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+pa = pytest.importorskip("pyarrow")
+
+from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Withdraw  # noqa: E402
+from tests.actors.durable.test_reminders import Clock, Plan, Rang, Seen  # noqa: E402
+
+from levada.actors.durable import CommandFailed, EntityErased, copy_log, log_columns, log_config, shards  # noqa: E402
+from levada.actors.journal import (  # noqa: E402
+    Appended,
+    CopyRows,
+    CopyUnfinished,
+    Journal,
+    JournalDamaged,
+    Store,
+    still,
+    stream_of,
+)
+from levada.actors.journal.inspection import inspect  # noqa: E402
+from levada.framework import ActorSystem  # noqa: E402
+from levada.framework.errors import ConfigurationError  # noqa: E402
+
+Row = dict[str, Any]
+
+
+def rows_of(folder: Path, shards: int = 2) -> dict[tuple[int, int], Row]:
+    """The rows of a log by their places."""
+    with inspect(folder) as found:
+        return {
+            (number, first + n): row
+            for number in range(shards)
+            for first, batch in found.batches(number)
+            for n, row in enumerate(batch.to_pylist())
+        }
+
+
+async def fill(folder: Path) -> None:
+    async with ActorSystem("fill", ask_timeout=60.0) as system:
+        accounts = await shards(system, Account, events=EVENTS, journal=folder, shards=2, snapshot_every=4)
+        for number in range(5):
+            for name in ("anna", "bert", "carl", "dora"):
+                assert await accounts[name].ask(Deposit(1), command=f"c{number}") == number + 1
+        with suppress(CommandFailed):
+            await accounts["anna"].ask(Withdraw(100), command="too-much")
+        await accounts.erase("carl")
+        assert await accounts["anna"].ask(Deposit(2), command="last") == 7
+
+
+async def copied(source: Any, target: Any, **more: Any) -> Any:
+    async with ActorSystem("copy") as system:
+        return await copy_log(system, source, target, **more)
+
+
+async def test_durable_actors_go_on_with_a_copy(tmp_path: Path) -> None:
+    """Command ids, snapshots and erasures are the same, and rows have the same offsets."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    await fill(source)
+    told: list[tuple[int, int]] = []
+    found = await copied(source, target, verify=True, progress=lambda *now: told.append(now))
+    rows = rows_of(source)
+    assert rows_of(target) == rows
+    assert found.rows == len(rows) < sum(found.end.values())
+    assert told[-1] == (sum(found.end.values()),) * 2
+    assert (found.target, found.source == found.epoch) == (str(target), False)
+    async with ActorSystem("test", ask_timeout=60.0) as system:
+        accounts = await shards(system, Account, events=EVENTS, journal=target, shards=2, snapshot_every=4)
+        assert [await accounts["bert"].ask(Deposit(1), command=f"c{n}") for n in range(5)] == [1, 2, 3, 4, 5]
+        assert await accounts["anna"].ask(Deposit(2), command="last") == 7
+        assert await accounts["anna"].ask(Deposit(2), command="new") == 9
+        with pytest.raises(EntityErased):
+            await accounts["carl"].ask(Balance())
+    with pytest.raises(ConfigurationError, match="has rows, and is no unfinished copy of the log"):
+        await copied(source, target)
+
+
+async def test_reminders_come_from_a_copy(tmp_path: Path) -> None:
+    async with ActorSystem("one", ask_timeout=60.0) as system:
+        clocks = await shards(system, Clock, events=Rang, journal=tmp_path / "a", shards=1, clock=lambda: 100.0)
+        await clocks["anna"].ask(Plan(200.0, "late"))
+    await copied(tmp_path / "a", tmp_path / "b")
+    async with ActorSystem("two", ask_timeout=60.0) as system:
+        clocks = await shards(system, Clock, events=Rang, journal=tmp_path / "b", shards=1, clock=lambda: 300.0)
+        while not await clocks["anna"].ask(Seen()):
+            await trio.lowlevel.checkpoint()
+        assert await clocks["anna"].ask(Seen()) == ["late"]
+
+
+class Stop(Exception):
+    """Ends a copy, as a kill does."""
+
+
+def stop_after(pages: int) -> Callable[[int, int], None]:
+    left = [pages]
+
+    def progress(*_: int) -> None:
+        left[0] -= 1
+        if not left[0]:
+            raise Stop
+
+    return progress
+
+
+@pytest.mark.parametrize("pages", [1, 3])
+async def test_a_copy_that_was_cut_short_goes_on_where_it_stopped(
+    tmp_path: Path, pages: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Until it is whole it does not open as a log."""
+    monkeypatch.setattr(still, "PAGE_ROWS", 5)
+    source, target = tmp_path / "source", tmp_path / "target"
+    await fill(source)
+    with pytest.raises(Stop):
+        await copied(source, target, progress=stop_after(pages))
+    async with ActorSystem("test") as system:
+        with pytest.raises(CopyUnfinished, match="run levada journal copy again"):
+            await shards(system, Account, events=EVENTS, journal=target, shards=2)
+        with pytest.raises(CopyUnfinished, match="the source is a copy of another log, and is not whole"):
+            await copy_log(system, target, tmp_path / "third")
+    there = len(rows_of(target))
+    found = await copied(source, target, verify=True)
+    rows = rows_of(source)
+    assert rows_of(target) == rows
+    assert 0 < there < len(rows) == there + found.rows
+
+
+async def test_what_is_erased_between_two_attempts_is_erased_from_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """With the reminders of the entity, which are in rows of the shard."""
+    source, target = tmp_path / "source", tmp_path / "target"
+
+    async def life(*, erases: bool) -> None:
+        async with ActorSystem("one", ask_timeout=60.0) as system:
+            clocks = await shards(system, Clock, events=Rang, journal=source, shards=1, clock=lambda: 100.0)
+            if erases:
+                await clocks.erase("anna")
+            else:
+                for name in ("anna", "bert"):
+                    await clocks[name].ask(Plan(1e9, f"of-{name}"))
+
+    def octets() -> bytes:
+        return b"".join(path.read_bytes() for path in target.glob("**/*.segment*"))
+
+    await life(erases=False)
+    monkeypatch.setattr(still, "PAGE_ROWS", 4)
+    with pytest.raises(Stop):
+        await copied(source, target, progress=stop_after(1))
+    assert b"of-anna" in octets()
+    await life(erases=True)
+    await copied(source, target, verify=True)
+    assert rows_of(target, 1) == rows_of(source, 1)
+    assert b"of-anna" not in octets()
+    assert b"of-bert" in octets()
+
+
+async def test_rows_of_a_copy_that_differ_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(still, "PAGE_ROWS", 5)
+    source, target = tmp_path / "source", tmp_path / "target"
+    await fill(source)
+    with pytest.raises(Stop):
+        await copied(source, target, progress=stop_after(1))
+    with inspect(source) as found:
+        epoch, (_, (_, batch), *_) = found.epoch, found.batches(0)
+    with Store.open(target, None, log_config(2), copy_of=epoch) as store:
+        other = batch.slice(0, 1).add_column(0, "offset", pa.array([1]))
+        assert store.copy(CopyRows(other, 1, 0, 2)) == Appended(1, 0, 2)
+    with pytest.raises(
+        JournalDamaged, match="shard 1: rows of the copy from offset 1 on differ from the source, in the columns"
+    ):
+        await copied(source, target, verify=True)
+    with pytest.raises(CopyUnfinished), Store.open(target, None, log_config(2)):
+        pass
+
+
+async def test_mistakes_leave_everything_as_it_is(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    await fill(source)
+    other = shutil.copytree(source, tmp_path / "other")
+    Store.open(tmp_path / "mailbox").close()
+    mistakes: list[tuple[Any, Any, str]] = [
+        (source, source, "the source and the target are the same log"),
+        (source, other, "has rows, and is no unfinished copy of the log"),
+        (tmp_path / "nowhere", tmp_path / "new", "nowhere is not a log: name a folder that has a ledger.sqlite"),
+        (tmp_path / "mailbox", tmp_path / "new", "this journal is not the log of a durable class"),
+        (source, "", "the name of a folder is empty"),
+        (source, "http://host/a", "this is a URL, and wanted is the path of a folder"),
+        (source, "postgresql://secret:word@host/a", "'' is no name for the table of a log"),
+    ]
+    for one, two, text in mistakes:
+        with pytest.raises(ConfigurationError, match=text) as caught:
+            await copied(one, two)
+        assert "word" not in str(caught.value)
+    assert not (tmp_path / "new").exists()
+    assert rows_of(other) == rows_of(source)
+
+
+async def test_a_source_that_lost_rows_since_is_refused(tmp_path: Path) -> None:
+    source, older, target = tmp_path / "source", tmp_path / "older", tmp_path / "target"
+    await fill(source)
+    shutil.copytree(source, older)
+    async with ActorSystem("test", ask_timeout=60.0) as system:
+        accounts = await shards(system, Account, events=EVENTS, journal=source, shards=2)
+        for name in ("anna", "bert", "dora"):
+            await accounts[name].ask(Deposit(1))
+
+    def stop_at_the_end(done: int, whole: int) -> None:
+        if done == whole:
+            raise Stop
+
+    with pytest.raises(Stop):
+        await copied(source, target, progress=stop_at_the_end)
+    shutil.rmtree(source)
+    older.rename(source)
+    with pytest.raises(ConfigurationError, match=r"the copy has rows of shard \d up to \d+, and the source only up to"):
+        await copied(source, target)
+
+
+async def test_a_copy_goes_into_any_log_that_answers(tmp_path: Path) -> None:
+    """A ref of the caller's. Rows that the source does not have are noticed."""
+    source = tmp_path / "source"
+    await fill(source)
+    async with ActorSystem("test", ask_timeout=60.0) as system:
+        log: Any = system.spawn(lambda: Journal(tmp_path / "target", log_columns(EVENTS), config=log_config(2)))
+        with pytest.raises(ConfigurationError, match="verify= needs a folder or a database as target"):
+            await copy_log(system, source, log, verify=True)
+        found = await copy_log(system, source, log)
+        assert found.rows == len(rows_of(source))
+        with inspect(source) as there:
+            row = next(there.batches(0))[1].slice(0, 1)
+        end = found.end[0]
+        await log.ask(CopyRows(stream_of(row.add_column(0, "offset", pa.array([end]))), 0, end, end + 1))
+        with pytest.raises(ConfigurationError, match="the copy has rows of shard 0 up to"):
+            await copy_log(system, source, log)
+    assert {place: each for place, each in rows_of(tmp_path / "target").items() if place != (0, end)} == rows_of(source)
+
+
+@pytest.mark.ci
+async def test_a_log_is_copied_while_its_program_goes_on(tmp_path: Path) -> None:
+    source, target = tmp_path / "source", tmp_path / "target"
+    async with ActorSystem("test", ask_timeout=60.0) as system, trio.open_nursery() as nursery:
+        accounts = await shards(system, Account, events=EVENTS, journal=source, shards=2)
+        answers: list[int] = []
+
+        async def deposit() -> None:
+            while True:
+                answers.append(await accounts["anna"].ask(Deposit(1)))
+
+        nursery.start_soon(deposit)
+        while len(answers) < 5:
+            await trio.lowlevel.checkpoint()
+        before = len(answers)
+        await copy_log(system, source, target, verify=True)
+        after = len(answers)
+        nursery.cancel_scope.cancel()
+    async with ActorSystem("test", ask_timeout=60.0) as system:
+        accounts = await shards(system, Account, events=EVENTS, journal=target, shards=2)
+        assert before <= await accounts["anna"].ask(Balance()) <= after + 1
