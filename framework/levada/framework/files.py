@@ -160,14 +160,14 @@ class Files:
             return int(born * 1e9)
         import ctypes  # 2 ms, for programs that need none
 
-        octets = ctypes.create_string_buffer(256)
+        buffer = ctypes.create_string_buffer(256)
         try:
-            failed = ctypes.CDLL(None).statx(descriptor, b"", _AT_EMPTY_PATH, _STATX_BTIME, octets)
+            failed = ctypes.CDLL(None).statx(descriptor, b"", _AT_EMPTY_PATH, _STATX_BTIME, buffer)
         except (AttributeError, OSError):  # another system, or a C library from before 2018
             return 0
-        if failed or not struct.unpack_from("=I", octets)[0] & _STATX_BTIME:
+        if failed or not struct.unpack_from("=I", buffer)[0] & _STATX_BTIME:
             return 0
-        seconds, nanoseconds = _BTIME.unpack_from(octets, _BTIME_AT)
+        seconds, nanoseconds = _BTIME.unpack_from(buffer, _BTIME_AT)
         return int(seconds) * 1_000_000_000 + int(nanoseconds)
 
     def link_target(self, path: StrPath) -> str:

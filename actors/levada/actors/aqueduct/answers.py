@@ -120,9 +120,9 @@ class Line(OwnHalf):
         begun = bool(waiting)
         while waiting and half.state in SENDING and half.has_room():
             letter = waiting.popleft()
-            octets = len(letter.payload)
+            size = len(letter.payload)
             self.dispatch(letter)
-            self.halves.answer_left(octets)
+            self.halves.answer_left(size)
         if self._finishing and not waiting and half.state in SENDING:
             half.finish()
         self.halves.flush_soon()

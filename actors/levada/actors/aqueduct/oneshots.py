@@ -88,7 +88,7 @@ class Promise(OwnHalf):
         idle: as for `Awaited`.
     """
 
-    __slots__ = ("_due", "_gone", "_octets", "half", "halves", "idle")
+    __slots__ = ("_due", "_gone", "_size", "half", "halves", "idle")
 
     attachment_kind: ClassVar[str] = "oneshot_receiver"
     """The handle that the peer gets."""
@@ -101,7 +101,7 @@ class Promise(OwnHalf):
         self.half = None
         self._due: Letter | None = None
         """The value, until the message with the other half has left."""
-        self._octets = 0
+        self._size = 0
         """Size of the value, while it is under way."""
 
     def send(self, payload: bytes) -> None:
@@ -112,8 +112,8 @@ class Promise(OwnHalf):
             return
         self._gone = None
         self._due = Letter(self.halves, payload, None, packing.leave())
-        self._octets = len(payload)
-        self.halves.answers += self._octets
+        self._size = len(payload)
+        self.halves.answers += self._size
         self._go()
 
     def finish(self) -> None:
@@ -148,8 +148,8 @@ class Promise(OwnHalf):
         self._arrived()
 
     def _arrived(self) -> None:
-        octets, self._octets = self._octets, 0
-        self.halves.answer_left(octets)
+        size, self._size = self._size, 0
+        self.halves.answer_left(size)
 
     def over(self) -> None:
         """Give up what has not left, and say that the peer does not want the value, if it was not sent."""

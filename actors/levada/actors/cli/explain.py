@@ -55,13 +55,13 @@ def run(args: argparse.Namespace) -> int:
 
 def _read(args: argparse.Namespace) -> bytes:
     try:
-        octets = sys.stdin.buffer.read() if args.file == "-" else Path(args.file).read_bytes()
+        data = sys.stdin.buffer.read() if args.file == "-" else Path(args.file).read_bytes()
     except OSError as error:
         raise ConfigurationError(f"cannot read {args.file}: {error.strerror}") from error
     if not args.hex:
-        return octets
+        return data
     try:
-        return bytes.fromhex(octets.decode("ascii"))
+        return bytes.fromhex(data.decode("ascii"))
     except ValueError as error:
         raise ConfigurationError(
             f"{args.file} must contain only hexadecimal digits and white space: {error}"

@@ -126,7 +126,7 @@ class Commits:
                 await self._wake.wait()
             if len(self._queue) < expected:
                 await let_askers_come(self._queue, min(expected, MOST_ROWS))
-            group, rows, octets = self._group()
+            group, rows, size = self._group()
             if rows:
                 try:
                     answer = await self._access.append(self._log.batch(rows, self.end), self.end)
@@ -142,7 +142,7 @@ class Commits:
             for _ in group:
                 self._queue.popleft()
             self.written += len(rows)
-            self.size -= octets
+            self.size -= size
             for commit in group:
                 commit.done()
             expected = len(self._queue) + len(group)
@@ -154,14 +154,14 @@ class Commits:
         if self.size <= MOST_BYTES and self.queued - self.written <= MOST_ROWS:  # nearly always
             group = list(self._queue)
             return group, list(chain.from_iterable(map(_ROWS, group))), self.size
-        group, rows, octets = [], list[LogRow](), 0
+        group, rows, size = [], list[LogRow](), 0
         for commit in self._queue:
-            if group and (len(rows) + len(commit.rows) > MOST_ROWS or octets + commit.size > MOST_BYTES):
+            if group and (len(rows) + len(commit.rows) > MOST_ROWS or size + commit.size > MOST_BYTES):
                 break
             group.append(commit)
             rows += commit.rows
-            octets += commit.size
-        return group, rows, octets
+            size += commit.size
+        return group, rows, size
 
 
 class UnderWay:
@@ -169,7 +169,7 @@ class UnderWay:
 
     def __init__(self, commits: Commits, remind_again: Callable[[Reminder, BaseException], None]) -> None:
         self.turns: dict[CommandTurn, None] = {}  # not a set: `give_up` fails them in this order
-        self._octets = 0
+        self._bytes = 0
         self._commits = commits
         self._remind_again = remind_again
         self._room = trio.Event()
@@ -182,7 +182,7 @@ class UnderWay:
 
     def is_full(self) -> bool:
         """Return whether the next command has to wait."""
-        return len(self.turns) >= MOST_UNDER_WAY or self._octets + self._commits.size >= MOST_WAITING_BYTES
+        return len(self.turns) >= MOST_UNDER_WAY or self._bytes + self._commits.size >= MOST_WAITING_BYTES
 
     @property
     def has_place(self) -> bool:
@@ -197,7 +197,7 @@ class UnderWay:
     def add(self, turn: CommandTurn) -> None:
         """Take a command."""
         self.turns[turn] = None
-        self._octets += turn.message_bytes
+        self._bytes += turn.message_bytes
 
     def send(self, turn: CommandTurn, value: Any) -> None:
         """Answer a command, and its repetitions."""
@@ -255,7 +255,7 @@ class UnderWay:
         except KeyError:  # it was not taken, or given up
             pass
         else:
-            self._octets -= turn.message_bytes
+            self._bytes -= turn.message_bytes
         if self._held and not (self.turns and self.is_full()):
             self._wake_waiting()
 
@@ -283,7 +283,7 @@ class UnderWay:
             what = f"{turn.target.path}: {command} of entity {turn.entity!r:.100} {state}: ask again with the same command id"
             turn.question.fail(OutcomeUnknown(what, entity=turn.entity, command=turn.command or ""))
         self.turns.clear()
-        self._octets = 0
+        self._bytes = 0
         self._wake_waiting()
 
     def _begun(self) -> set[CommandTurn]:

@@ -239,19 +239,19 @@ def _sized_of(cls: type) -> tuple[str, ...]:
 
 def bytes_of(message: Any, codec: Codec) -> int:
     """Return the approximate size of a message in bytes: the length of its texts and bytes, and the encoded size of other fields."""
-    octets = 0
+    size = 0
     cls: type = type(message)
     for name in _sized_of(cls):
         value = getattr(message, name)
         kind = type(value)
         if kind is str or kind is bytes:
-            octets += len(value)
+            size += len(value)
         elif kind not in _PLAIN:
             try:
-                octets += len(codec.encode(value))
+                size += len(codec.encode(value))
             except (TypeError, ValueError, LevadaError):
                 pass  # a handle, or a value that the handler will reject
-    return octets
+    return size
 
 
 def copy_of(value: Any) -> Any:

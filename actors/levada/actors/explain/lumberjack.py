@@ -93,11 +93,11 @@ def _envelope(packed: bytes, at: int, depth: int) -> Iterator[Line]:
         return
     unpacker = zlib.decompressobj()
     try:
-        octets = unpacker.decompress(packed, UNPACKED)
+        unpacked = unpacker.decompress(packed, UNPACKED)
     except zlib.error as error:
         yield Line(at, len(packed), f"{indent}cannot be unpacked: {error} (LJ-30)", damaged=True)
         return
-    yield from _frames(octets, depth)
+    yield from _frames(unpacked, depth)
     if not unpacker.eof:
         yield Line(at, len(packed), f"{indent}cut off, or more than {UNPACKED:,} bytes (LJ-30, LJ-41)", damaged=True)
     elif unpacker.unused_data:

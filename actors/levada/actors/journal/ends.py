@@ -88,8 +88,8 @@ class Ends:
             JournalDamaged: the file is gone, or no copy is whole.
             JournalError: written by a later version of this format.
         """
-        octets = files.read(path) if files.exists(path) else b""
-        copies = octets[: len(octets) // 2], octets[len(octets) // 2 :]
+        data = files.read(path) if files.exists(path) else b""
+        copies = data[: len(data) // 2], data[len(data) // 2 :]
         found = [each for copy in copies if (each := _parse(copy)) is not None]
         if not found:
             versions = [_HEAD.unpack_from(copy)[1] for copy in copies if len(copy) >= _HEAD.size and copy[:8] == _MAGIC]
@@ -99,7 +99,7 @@ class Ends:
                     path=str(path),
                 )
             raise JournalDamaged(
-                f"the record of how far the partitions reach is {'damaged' if octets else 'gone'}: restore it",
+                f"the record of how far the partitions reach is {'damaged' if data else 'gone'}: restore it",
                 path=str(path),
             )
         if len(found) == 1:
@@ -136,17 +136,17 @@ class Ends:
             shut: it says that the journal was closed in order, and is synced at once.
         """
         self._number += 1
-        octets = memoryview(self._copy)
-        _HEAD.pack_into(octets, 0, _MAGIC, _VERSION, self._partitions, self._journal, self._number, commits)
-        _CRC.pack_into(octets, len(octets) - _CRC.size, zlib.crc32(octets[: -_CRC.size]))
+        data = memoryview(self._copy)
+        _HEAD.pack_into(data, 0, _MAGIC, _VERSION, self._partitions, self._journal, self._number, commits)
+        _CRC.pack_into(data, len(data) - _CRC.size, zlib.crc32(data[: -_CRC.size]))
         if shut:
-            octets = memoryview(bytes(octets) + _SHUT + octets[-_CRC.size :])
+            data = memoryview(bytes(data) + _SHUT + data[-_CRC.size :])
         self.pending = True
         at = self._place * self._size
         try:
-            written = self._files.pwrite(self._descriptor, octets, at)
-            if written < len(octets):
-                write_all(self._files, self._descriptor, [octets[written:]], at + written)
+            written = self._files.pwrite(self._descriptor, data, at)
+            if written < len(data):
+                write_all(self._files, self._descriptor, [data[written:]], at + written)
         except OSError as error:
             raise Uncertain.of(error) from error
         if shut or self._monotonic() - self._synced_at >= SYNC_EVERY:
@@ -186,9 +186,9 @@ def _copy_size(partitions: int) -> int:
 
 
 def _pack(promise: PromisedEnds, number: int) -> bytes:
-    octets = _HEAD.pack(_MAGIC, _VERSION, len(promise.end), promise.journal, number, promise.commits)
-    octets += b"".join(_PARTITION.pack(*each) for each in zip(promise.first, promise.end, strict=True))
-    return octets + _CRC.pack(zlib.crc32(octets))
+    data = _HEAD.pack(_MAGIC, _VERSION, len(promise.end), promise.journal, number, promise.commits)
+    data += b"".join(_PARTITION.pack(*each) for each in zip(promise.first, promise.end, strict=True))
+    return data + _CRC.pack(zlib.crc32(data))
 
 
 def _parse(data: bytes) -> tuple[int, PromisedEnds] | None:

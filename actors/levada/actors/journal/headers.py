@@ -87,19 +87,19 @@ class FileHeader:
             start = padded(len(head) + _SIZES.size + _CRC.size + len(text))
             sizes = (erased, start + messages_size if erased else 0)
             head += _SIZES.pack(*sizes)
-        octets = head + _CRC.pack(zlib.crc32(text, zlib.crc32(head))) + text
-        octets += bytes(padded(len(octets)) - len(octets))
+        data = head + _CRC.pack(zlib.crc32(text, zlib.crc32(head))) + text
+        data += bytes(padded(len(data)) - len(data))
         found = cls(
             partition=partition,
             first=first,
             schema=schema,
             fingerprint=mark,
-            size=len(octets),
+            size=len(data),
             before=before,
             version=version,
             sizes=sizes,
         )
-        return found, octets
+        return found, data
 
     @classmethod
     def read(cls, files: Files, path: Path, *, partition: int, journal: bytes) -> FileHeader:

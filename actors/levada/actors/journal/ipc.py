@@ -48,10 +48,10 @@ _heads: list[tuple[pa.Schema, bytes | None]] = []
 class _Table:
     """A table of a flatbuffer."""
 
-    __slots__ = ("_at", "_octets", "_slots", "_slots_at")
+    __slots__ = ("_at", "_data", "_slots", "_slots_at")
 
     def __init__(self, data: memoryview, at: int) -> None:
-        self._octets, self._at = data, at
+        self._data, self._at = data, at
         self._slots_at = at - _I32(data, at)[0]
         self._slots = (_U16(data, self._slots_at)[0] - 4) // 2
 
@@ -59,35 +59,35 @@ class _Table:
         """Return the position of a field's value; None if it has none."""
         if slot >= self._slots:
             return None
-        offset: int = _U16(self._octets, self._slots_at + 4 + 2 * slot)[0]
+        offset: int = _U16(self._data, self._slots_at + 4 + 2 * slot)[0]
         return self._at + offset if offset else None
 
     def table(self, slot: int) -> _Table | None:
         """Return the table that a field refers to."""
         at = self.place(slot)
-        return None if at is None else _Table(self._octets, at + _U32(self._octets, at)[0])
+        return None if at is None else _Table(self._data, at + _U32(self._data, at)[0])
 
     def number(self, slot: int) -> int:
         """Return the value of a field of one byte."""
         at = self.place(slot)
-        return 0 if at is None else self._octets[at]
+        return 0 if at is None else self._data[at]
 
     def length(self, slot: int) -> int:
         """Return the number of items of a vector, or of bytes of a text."""
         at = self.place(slot)
-        return 0 if at is None else int(_U32(self._octets, at + _U32(self._octets, at)[0])[0])
+        return 0 if at is None else int(_U32(self._data, at + _U32(self._data, at)[0])[0])
 
     def items(self, slot: int, size: int) -> Iterator[int]:
         """Yield the positions of the items of a vector."""
         at = self.place(slot)
         if at is not None:
-            at += _U32(self._octets, at)[0]
+            at += _U32(self._data, at)[0]
             yield from range(at + 4, at + 4 + size * self.length(slot), size)
 
     def tables(self, slot: int) -> Iterator[_Table]:
         """Yield the tables of a vector of tables."""
         for at in self.items(slot, 4):
-            yield _Table(self._octets, at + _U32(self._octets, at)[0])
+            yield _Table(self._data, at + _U32(self._data, at)[0])
 
 
 class _Count:

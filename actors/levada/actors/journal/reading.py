@@ -27,9 +27,9 @@ def rows_of(store: Store, m: ReadRows) -> Rows:
             path=str(store.directory),
         )
     batches = [fit(block.batch(), store.schema) for block in blocks]
-    octets = stream_of(joined(batches)) if batches else b""
+    data = stream_of(joined(batches)) if batches else b""
     first = blocks[0].first if blocks else m.start
-    return Rows(m.partition, first, sum(block.rows for block in blocks), octets)
+    return Rows(m.partition, first, sum(block.rows for block in blocks), data)
 
 
 def _blocks_from(store: Store, m: ReadRows) -> list[Block]:
@@ -48,10 +48,10 @@ def entity_of(store: Store, m: ReadEntity) -> Found:
     number = partition_of(m.entity, store.config.partitions) if m.partition is None else m.partition
     if m.newest is not None:
         batches: list[pa.RecordBatch] = []
-        octets = 0
+        size = 0
         for batch in store.newest_of(m.entity, m.newest, partition=number, start=m.start):
-            octets += batch.nbytes
-            if batches and octets > m.max_bytes:
+            size += batch.nbytes
+            if batches and size > m.max_bytes:
                 break
             batches.append(batch)
         return _found(number, batches[::-1], None, m.stream)

@@ -161,9 +161,9 @@ class DiskRoom:
         """Whether there is room for the messages of some partitions."""
         wanted = self.size
         for messages in packed:
-            octets = sum(message.size for message in messages)
+            size = sum(message.size for message in messages)
             # A segment that gives way is at least half full, or the next one is.
-            wanted += octets + (2 * octets // self._segment_size + 1) * self._header_size
+            wanted += size + (2 * size // self._segment_size + 1) * self._header_size
         return wanted <= self._config.max_bytes
 
     def prefix(

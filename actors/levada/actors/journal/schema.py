@@ -259,17 +259,17 @@ def _grown(value: Any, kind: pa.DataType) -> Any:
 def with_default(field: pa.Field, value: pa.Array) -> pa.Field:
     """Return the field with the only row of `value` as default, for rows from before it was added."""
     plain = pa.field("default", field.type)
-    octets = pa.RecordBatch.from_arrays([value], schema=pa.schema([plain])).serialize().to_pybytes()
-    return field.with_metadata({**(field.metadata or {}), DEFAULT: base64.b64encode(octets)})
+    data = pa.RecordBatch.from_arrays([value], schema=pa.schema([plain])).serialize().to_pybytes()
+    return field.with_metadata({**(field.metadata or {}), DEFAULT: base64.b64encode(data)})
 
 
 def default_of(field: pa.Field) -> pa.Array | None:
     """Return the default of a field as an array of one value; None if it has none."""
-    octets = (field.metadata or {}).get(DEFAULT)
-    if octets is None:
+    data = (field.metadata or {}).get(DEFAULT)
+    if data is None:
         return None
     plain = pa.schema([pa.field("default", field.type)])
-    return pa.ipc.read_record_batch(pa.py_buffer(base64.b64decode(octets)), plain).column(0)
+    return pa.ipc.read_record_batch(pa.py_buffer(base64.b64decode(data)), plain).column(0)
 
 
 def joined(batches: Sequence[pa.RecordBatch]) -> pa.RecordBatch:

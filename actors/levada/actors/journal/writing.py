@@ -226,10 +226,10 @@ class JournalWriter:
         if len(queue.waiting) < self._expected:
             await let_askers_come(queue.waiting, min(self._expected, GROUP_APPENDS))
         jobs: list[WriteJob] = []
-        octets = 0
+        size = 0
         for job in islice(queue.waiting, GROUP_APPENDS):
-            octets += job.size
-            if job.append is None or (jobs and octets > GROUP_BYTES):
+            size += job.size
+            if job.append is None or (jobs and size > GROUP_BYTES):
                 break
             jobs.append(job)
         wanted = [job for job in jobs if job.reply.wanted]

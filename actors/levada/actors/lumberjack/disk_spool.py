@@ -142,16 +142,16 @@ class Segments:
     def _look_at(self, number: int) -> _Segment:
         path = self._path(number)
         with self._files.opened(path) as descriptor:
-            octets = self._files.pread(descriptor, _HEAD, 0)
+            data = self._files.pread(descriptor, _HEAD, 0)
             size = self._files.fstat(descriptor).st_size
-        magic, first, second = octets[:_HEAD_1], _MAGIC % (1, self._kind), _MAGIC % (2, self._kind)
+        magic, first, second = data[:_HEAD_1], _MAGIC % (1, self._kind), _MAGIC % (2, self._kind)
         if magic == first:
             return _Segment(_HEAD_1, size, 0)
-        if len(octets) < _HEAD and (first.startswith(magic) or second.startswith(magic)):
+        if len(data) < _HEAD and (first.startswith(magic) or second.startswith(magic)):
             return _Segment(size, size, 0)
-        if magic == second and len(octets) == _HEAD:
-            before, checksum = _BEFORE.unpack_from(octets, _HEAD_1)
-            if checksum == zlib.crc32(octets[:-4]):
+        if magic == second and len(data) == _HEAD:
+            before, checksum = _BEFORE.unpack_from(data, _HEAD_1)
+            if checksum == zlib.crc32(data[:-4]):
                 return _Segment(_HEAD, size, before)
         if magic in [_MAGIC % (version, kind) for version in (1, 2) for kind in (b"J", b"D") if kind != self._kind]:
             raise ConfigurationError(f"{path} holds events for the other version of Lumberjack: send those first")
@@ -162,12 +162,12 @@ class Segments:
     def _read_acked(self) -> tuple[Place, Place]:
         """Read the end of the acked events and the end of the safe events. The second is (0, 0) if it is not known."""
         path = self._folder / "acked"
-        octets = self._files.read(path) if self._files.exists(path) else b""
-        words = octets.split()
+        data = self._files.read(path) if self._files.exists(path) else b""
+        words = data.split()
         try:
             if words[:1] == [b"v2"]:
                 number, offset, end, end_offset, checksum = map(int, words[1:])
-                if checksum == zlib.crc32(octets.rpartition(b" ")[0]):
+                if checksum == zlib.crc32(data.rpartition(b" ")[0]):
                     return (number, offset), (end, end_offset)
             elif words:
                 number, offset = map(int, words)
@@ -176,9 +176,9 @@ class Segments:
         except ValueError:
             pass
         # 0.1 wrote the file with the first ack, so its spools may have none.
-        if octets or any(segment.size > segment.head == _HEAD for segment in self._segments.values()):
+        if data or any(segment.size > segment.head == _HEAD for segment in self._segments.values()):
             text = "%s is %s: all remaining events are sent again, and it is not known whether there were more"
-            _log_loss(text, path, "damaged" if octets else "gone")
+            _log_loss(text, path, "damaged" if data else "gone")
         return self._oldest(), (0, 0)
 
     def _cut_torn_end(self, number: int, promised: int) -> None:
@@ -216,12 +216,12 @@ class Segments:
     def _begin(self, number: int) -> int:
         """Create a segment, or replace an empty one; return its descriptor."""
         before = self._segments.get(number - 1, _NONE).size
-        octets = _MAGIC % (2, self._kind) + before.to_bytes(8, "big")
+        data = _MAGIC % (2, self._kind) + before.to_bytes(8, "big")
         # Readable only for this user, because a log may hold secrets.
         files, flags = self._files, os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         file = files.open(self._path(number), flags, 0o600)
         try:
-            write_all(files, file, octets + zlib.crc32(octets).to_bytes(4, "big"))
+            write_all(files, file, data + zlib.crc32(data).to_bytes(4, "big"))
             files.fsync(file)
             files.sync_folder(self._folder)
         except BaseException:
@@ -459,11 +459,11 @@ class SpoolPump(Actor[Any]):
         async with self.writing:
             if not spool.pending:
                 return
-            bodies, octets = spool.pending[:], spool.pending_bytes
+            bodies, size = spool.pending[:], spool.pending_bytes
             spool.work = trio.Event()
             await self.insist(spool.segments.append, bodies)
             del spool.pending[: len(bodies)]
-            spool.pending_bytes -= octets
+            spool.pending_bytes -= size
             spool.written += len(bodies)
             if spool.pending:
                 spool.work.set()

@@ -218,8 +218,8 @@ class FileRegistry:
             return
         # One entry at a time is encoded in C. Indented JSON of all entries took 220 ms for 10,000 files, and held the GIL.
         files = ",\n".join(json.dumps(dict(zip(_FIELDS, values, strict=True))) for values in snapshot)
-        octets = f'{{"version": {_VERSION}, "files": [\n{files}\n],\n'.encode("ascii")
-        replace_file(self._files, self._path, b"%s%s: %d}\n" % (octets, _CHECKSUM, zlib.crc32(octets)))
+        data = f'{{"version": {_VERSION}, "files": [\n{files}\n],\n'.encode("ascii")
+        replace_file(self._files, self._path, b"%s%s: %d}\n" % (data, _CHECKSUM, zlib.crc32(data)))
         self._files.sync_folder(self._path.parent)
 
 
@@ -243,11 +243,11 @@ def open_registry(folder: str | os.PathLike[str] | None) -> Iterator[FileRegistr
 
 def _read(path: Path, *, used: bool) -> FileRegistry:
     try:
-        octets = PLATFORM.get().files.read(path)
-        data: Any = json.loads(octets)
+        encoded = PLATFORM.get().files.read(path)
+        data: Any = json.loads(encoded)
         if data["version"] not in (1, 2, _VERSION):
             raise ValueError(f"version {data['version']!r}, expected {_VERSION}")
-        if data["version"] != 1 and data["crc32"] != zlib.crc32(octets.rpartition(_CHECKSUM)[0]):
+        if data["version"] != 1 and data["crc32"] != zlib.crc32(encoded.rpartition(_CHECKSUM)[0]):
             raise ValueError("its checksum is wrong")
         return FileRegistry(path, [FileEntry(**entry) for entry in data["files"]], is_new=False)
     except FileNotFoundError:

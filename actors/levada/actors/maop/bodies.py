@@ -117,16 +117,16 @@ async def make_source(
 def quick_source(body: Any, codec: Codec, content_type: str | None = None) -> BodySource:
     """Make a source from bytes or a message; raise `ConfigurationError` for anything else."""
     if isinstance(body, bytes):
-        octets, kind = body, OCTET_STREAM
+        data, kind = body, OCTET_STREAM
     elif isinstance(body, bytearray | memoryview):
-        octets, kind = bytes(body), OCTET_STREAM
+        data, kind = bytes(body), OCTET_STREAM
     elif hasattr(type(body), "__message_tag__"):
-        octets, kind = codec.encode(body), MESSAGE_TYPE
+        data, kind = codec.encode(body), MESSAGE_TYPE
     else:
         raise ConfigurationError(
             f"the body is {type(body).__name__}, wanted bytes, a Path, an async iterator of bytes or a message"
         )
     kind = content_type or kind
-    if len(octets) > CHUNK:
-        return BodySource(None, len(octets), kind, memoryview(octets))
-    return BodySource(octets, len(octets), kind)
+    if len(data) > CHUNK:
+        return BodySource(None, len(data), kind, memoryview(data))
+    return BodySource(data, len(data), kind)

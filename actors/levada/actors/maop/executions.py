@@ -283,13 +283,13 @@ class Execution(Pooled):
         """Execute the operation and report the result; return false if the code has failed."""
         connection, operation = self.connection, self.operation
         began = connection.core.now
-        octets = 0
+        size = 0
         try:
             tracing = connection.shared.tracing
             with serving(tracing, operation, connection.remote) if tracing is not None else _UNTRACED:
                 value = await code.execute(self.call)
                 if operation.is_request:
-                    octets = await self._answer(value)
+                    size = await self._answer(value)
                 else:
                     connection.core.finish(operation.stream_id, now=trio.current_time())
             now = connection.core.now
@@ -303,7 +303,7 @@ class Execution(Pooled):
             return False
         else:
             self._over()
-            connection.finished(operation, began, now, octets)
+            connection.finished(operation, began, now, size)
         return True
 
     def _fail(self, code: int, reason: str) -> None:
@@ -352,11 +352,11 @@ class Execution(Pooled):
         kind = source.content_type if typed else None
         if source.whole is not None:
             core.respond(stream_id, source.whole, kind, now=trio.current_time())
-            octets = len(source.whole)
+            size = len(source.whole)
         else:
-            octets = await self._stream(source, kind)
-        self.connection.shared.metrics.succeeded(kind, octets)
-        return octets
+            size = await self._stream(source, kind)
+        self.connection.shared.metrics.succeeded(kind, size)
+        return size
 
     async def _source(self, value: Any) -> BodySource:
         codec = self.connection.config.codec
@@ -371,12 +371,12 @@ class Execution(Pooled):
         connection, stream_id = self.connection, self.operation.stream_id
         core = connection.core
         core.start_response(stream_id, source.length, kind, now=trio.current_time())
-        octets = 0
+        size = 0
         if source.length == 0:
             return 0
         async with aclosing(source.pieces()) as pieces:
             async for piece in pieces:
-                octets += len(piece)
+                size += len(piece)
                 core.send_body(stream_id, piece, now=trio.current_time())
                 try:
                     await connection.room(stream_id)
@@ -384,4 +384,4 @@ class Execution(Pooled):
                     # The core learns of it too, and cancels this scope.
                     await trio.sleep_forever()
         core.end_body(stream_id, now=trio.current_time())
-        return octets
+        return size

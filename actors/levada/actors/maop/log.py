@@ -87,13 +87,13 @@ class ConnectionLog:
             self._log_own("cancelled", event.stream_id, code_name(ErrorCode.CANCELLED))
             self._own.pop(event.stream_id, None)
             return
-        octets = "undefined" if event.size is None else event.size
+        size = "undefined" if event.size is None else event.size
         logger.debug(
             "%s: stream %d %s: bytes %s",
             self.who,
             event.stream_id,
             what.replace("_", " "),
-            octets,
+            size,
             extra=self._extra(what, event.stream_id),
         )
 

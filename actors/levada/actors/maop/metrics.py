@@ -213,8 +213,8 @@ class Metrics:
             yield "maop_response_fail_total", (reason,), number
         for reason, number in _by_reason(self.fails):
             yield "maop_fail_total", (reason,), number
-        for kind, octets in self.success_bytes.items():
-            yield "maop_success_bytes_total", (kind,), octets
+        for kind, size in self.success_bytes.items():
+            yield "maop_success_bytes_total", (kind,), size
         for msg_id, histogram in self.handler_latency_ms.items():
             yield "handler_latency_ms", (str(msg_id),), histogram
 

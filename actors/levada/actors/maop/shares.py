@@ -63,12 +63,12 @@ class TenantShares:
         """Give a connection the share of its tenant, with the limits of this identity from now on. `TenantShare.leave` ends the use."""
         settings, limits = self._config.core.gate, identity.limits
         operations = limits.max_operations or settings.max_inflight_ops
-        octets = limits.max_bytes or settings.max_buffer_bytes
+        size = limits.max_bytes or settings.max_buffer_bytes
         rate = limits.bytes_per_second or self._config.max_block_rate
         share = self._shares.get(identity.tenant)
         if share is None:
-            share = self._shares[identity.tenant] = TenantShare(Quota(operations, octets))
-        share.quota.max_operations, share.quota.max_bytes = operations, octets
+            share = self._shares[identity.tenant] = TenantShare(Quota(operations, size))
+        share.quota.max_operations, share.quota.max_bytes = operations, size
         if rate is None:
             share.rate = None
         elif share.rate is None:

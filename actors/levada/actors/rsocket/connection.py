@@ -223,10 +223,9 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
     def _on_request(self, event: RequestReceived) -> None:
         self.requests_received += 1
         if event.kind is FIRE_AND_FORGET:
-            octets = self.fire_and_forget_bytes + event.payload.size
+            size = self.fire_and_forget_bytes + event.payload.size
             if self.fire_and_forget and (
-                self.fire_and_forget >= self.config.max_fire_and_forget
-                or octets > self.config.max_fire_and_forget_bytes
+                self.fire_and_forget >= self.config.max_fire_and_forget or size > self.config.max_fire_and_forget_bytes
             ):
                 self.dropped += 1
                 return
@@ -235,7 +234,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
             )
             self.unbegun += 1
             self.fire_and_forget += 1
-            self.fire_and_forget_bytes = octets
+            self.fire_and_forget_bytes = size
             if not self.firing:
                 self.fire_on()
             return
@@ -243,8 +242,8 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
             self._reject(event.stream_id, "too many handlers are running")
             return
         data, metadata = event.payload.data, event.payload.metadata
-        octets = len(data) if metadata is None else len(data) + len(metadata)
-        if octets > SMALL and not self.has_room(octets):
+        size = len(data) if metadata is None else len(data) + len(metadata)
+        if size > SMALL and not self.has_room(size):
             text = f"requests of {self.request_bytes} bytes are held, at most {self.config.max_request_bytes}"
             self._reject(event.stream_id, text)
             return
@@ -254,9 +253,9 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
             self._reject(event.stream_id, "closing")
             return
         self.unbegun += 1
-        if octets > SMALL:
-            answer.held = octets
-            self.request_bytes += octets
+        if size > SMALL:
+            answer.held = size
+            self.request_bytes += size
         answer.take(event)
 
     def _reject(self, stream_id: int, text: str) -> None:
@@ -311,21 +310,21 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         """
         if not (self.crowded or self.must_wait(answer)):
             return
-        octets, most = answer.size, self.config.max_answer_bytes
-        if octets <= SMALL:
-            octets = 0
-        elif self.answer_bytes and self.answer_bytes + octets > most:
+        size, most = answer.size, self.config.max_answer_bytes
+        if size <= SMALL:
+            size = 0
+        elif self.answer_bytes and self.answer_bytes + size > most:
             raise ApplicationError(
-                f"the answer of {octets} bytes was given up: {self.answer_bytes} bytes of answers wait until they are read, at most {most} "
+                f"the answer of {size} bytes was given up: {self.answer_bytes} bytes of answers wait until they are read, at most {most} "
                 "(max_answer_bytes)"
             )
-        self.answer_bytes += octets
+        self.answer_bytes += size
         try:
             await self.turn()
             if self.must_wait(answer):
                 await self.cut_enough()
         finally:
-            self.answer_bytes -= octets
+            self.answer_bytes -= size
 
     def fire_on(self) -> bool:
         """Give the queued fire-and-forget requests to an actor; return false if no actor is available any more."""

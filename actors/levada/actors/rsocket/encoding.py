@@ -93,7 +93,7 @@ class Encoding:
         if is_message(x):
             messages = self.data_mime_type != MESSAGES
             return Payload(self.codec.encode(x), self._metadata(route, metadata, messages=messages))
-        return Payload(_octets(x), self._metadata(route, metadata, messages=False))
+        return Payload(_as_bytes(x), self._metadata(route, metadata, messages=False))
 
     def _metadata(self, route: str | None, metadata: Metadata, *, messages: bool) -> bytes | None:
         if metadata is None and route is None and not messages:
@@ -172,7 +172,7 @@ class Encoding:
             return Payload(self.codec.encode(value))
         if is_message(value) and self.data_mime_type == MESSAGES:
             return Payload(self.codec.encode(value))
-        return Payload(_octets(value))
+        return Payload(_as_bytes(value))
 
     def decode(self, payload: Payload, expected: Any = Any) -> Any:
         """Read the data of a payload as a message; raise `DecodeError` if it does not fit."""
@@ -184,7 +184,7 @@ def expected_reply(question: object) -> Any:
     return reply_type(type(question)) if isinstance(question, Asks) else Any
 
 
-def _octets(value: object) -> bytes:
+def _as_bytes(value: object) -> bytes:
     if isinstance(value, bytes):
         return value
     if isinstance(value, bytearray | memoryview):

@@ -301,7 +301,7 @@ class _Producing(InteractionActor):
         """
         connection, stream_id, scheduler = self.connection, self.stream_id, self.system.scheduler
         core = connection.core
-        credit = items = octets = 0
+        credit = items = size = 0
         if connection.line.locked():
             await connection.turn()  # other tasks have been waiting for longer
         async for item in source:
@@ -312,9 +312,9 @@ class _Producing(InteractionActor):
                 credit = core.credit(stream_id)
                 if credit < 1:
                     await self._wait_for_credit()
-            octets += len(payload.data)
-            if items >= FLUSH_ITEMS or octets >= FLUSH_BYTES:
-                items = octets = 0
+            size += len(payload.data)
+            if items >= FLUSH_ITEMS or size >= FLUSH_BYTES:
+                items = size = 0
                 connection.flush()
                 if connection.crowded or scheduler.slice_over():
                     await connection.turn()
@@ -472,14 +472,14 @@ class Answer(_Producing):
 
     def received(self, payload: Payload, complete: bool) -> None:
         """Take a further payload of a channel; small ones are not counted, and `max_request_bytes` bounds the others."""
-        inbound, octets = self.inbound, payload.size
+        inbound, size = self.inbound, payload.size
         if inbound is not None:
             connection = self.connection
-            if octets <= SMALL:
+            if size <= SMALL:
                 inbound.put(payload)
-            elif connection.has_room(octets):
-                connection.request_bytes += octets
-                inbound.put(payload, lambda: connection.unhold(octets))
+            elif connection.has_room(size):
+                connection.request_bytes += size
+                inbound.put(payload, lambda: connection.unhold(size))
             else:
                 most = connection.config.max_request_bytes
                 text = f"requests of {connection.request_bytes} bytes are held, at most {most} (max_request_bytes)"

@@ -359,13 +359,13 @@ class _Batch:
         sink = pa.BufferOutputStream()
         with pa.ipc.new_stream(sink, question.schema) as writer:
             writer.write_batch(question)
-        octets = sink.getvalue()
-        if octets.size > MAX_BYTES:
+        data = sink.getvalue()
+        if data.size > MAX_BYTES:
             raise ConfigurationError(
-                f"a batch for {self._actor.name} of {octets.size} bytes, at most {MAX_BYTES} "
+                f"a batch for {self._actor.name} of {data.size} bytes, at most {MAX_BYTES} "
                 "(lower spark.sql.execution.arrow.maxRecordsPerBatch)"
             )
-        return peer.start_request(octets.to_pybytes(), route=self._route, metadata=metadata, timeout=timeout)
+        return peer.start_request(data.to_pybytes(), route=self._route, metadata=metadata, timeout=timeout)
 
     def read(self, question: pa.RecordBatch, answer: Payload) -> pa.RecordBatch:
         with pa.ipc.open_stream(answer.data) as stream:

@@ -130,13 +130,13 @@ class _StrictSystem(ActorSystem):
     def _seal(self, cell: Cell, message: Any) -> None:
         handles = _Handles()
         try:
-            octets = Codec().encode(message, attachments=handles)
+            data = Codec().encode(message, attachments=handles)
         except (TypeError, ValueError, LevadaError) as error:
             if self._codec:
                 raise self.violation(f"{type(message).__name__} for {cell.path} cannot travel: {error}") from error
             return
         if self._codec:
-            self._make_round_trip(cell, message, octets, handles)
+            self._make_round_trip(cell, message, data, handles)
         seal = self._seals.get(id(message))
         if seal is None:
             halves = [each for each in handles.taken if hasattr(each, "take_over")]
@@ -145,8 +145,8 @@ class _StrictSystem(ActorSystem):
                     to = self._under_way[id(half)]
                     raise self.violation(f"{half!r} was sent to {to}, and again to {cell.path}: it has one owner")
                 self._under_way[id(half)] = cell.path
-            self._seals[id(message)] = _Seal(message, octets, halves)
-        elif seal.data != octets:
+            self._seals[id(message)] = _Seal(message, data, halves)
+        elif seal.data != data:
             raise self.violation(f"{message!r} was changed after it was sent and sent again, to {cell.path}: {_WHY}")
         else:
             seal.pending += 1
@@ -168,10 +168,10 @@ class _StrictSystem(ActorSystem):
                 continue
             self._opened(seal)
             try:
-                octets = Codec().encode(each, attachments=_Handles())
+                data = Codec().encode(each, attachments=_Handles())
             except (TypeError, ValueError, LevadaError):
-                octets = b""
-            if octets != seal.data:
+                data = b""
+            if data != seal.data:
                 raise self.violation(f"{each!r} was changed between tell and its handling by {cell.path}: {_WHY}")
 
     def forget(self, message: Any) -> None:

@@ -41,7 +41,7 @@ class SenderHalf(ChannelHalf):
     """One local sender, made by the core and used by the owner of the channel."""
 
     __slots__ = (
-        "_base", "_base_unreliable", "_blocked", "_code", "_declared", "_head", "_inflight", "_octets", "_stream",
+        "_base", "_base_unreliable", "_blocked", "_code", "_declared", "_head", "_inflight", "_bytes", "_stream",
         "_unreliable", "acked_links", "core", "declaring", "links", "sent", "sent_unreliable",
     )  # fmt: skip
 
@@ -65,7 +65,7 @@ class SenderHalf(ChannelHalf):
         self._stream: AqueductStream | None = None
         self._inflight: dict[int, _Record] = {}
         self._unreliable: dict[int, object] | None = None
-        self._octets = 0
+        self._bytes = 0
         self._base = 0
         self._base_unreliable = 0
         self._declared = 0
@@ -96,7 +96,7 @@ class SenderHalf(ChannelHalf):
         crowd = core.unacked >= config.max_unacked and len(self._inflight) > 0
         if (
             len(self._inflight) < config.window
-            and self._octets < config.window_bytes
+            and self._bytes < config.window_bytes
             and not crowd
             and (mode is not Mode.UNRELIABLE or len(self._unreliable or ()) < config.unreliable_window)
         ):
@@ -161,7 +161,7 @@ class SenderHalf(ChannelHalf):
         if (
             (self.state is not _OPEN and self.state is not _UNATTACHED)
             or len(inflight) >= config.window
-            or self._octets >= config.window_bytes
+            or self._bytes >= config.window_bytes
             or size > config.max_message
             or (core.unacked >= config.max_unacked and inflight)
             or self.id & ONESHOT
@@ -170,7 +170,7 @@ class SenderHalf(ChannelHalf):
         number = self.sent
         self.sent = number + 1
         inflight[number] = (size, token, None)
-        self._octets += size
+        self._bytes += size
         core.unacked += size
         stream = self._stream or self._open_stream()
         if not stream.fin and not stream.given_up:
@@ -356,7 +356,7 @@ class SenderHalf(ChannelHalf):
             own.sender = self
             own.kept = True
         self._inflight[self.sent] = (len(payload), token, own)
-        self._octets += len(payload)
+        self._bytes += len(payload)
         core.unacked += len(payload)
         self._link(self.sent, attached)
         stream.write(self._head + encode_int(self.sent) + tail, fin=own is not None)
@@ -418,20 +418,20 @@ class SenderHalf(ChannelHalf):
 
     def _acked(self, numbers: Iterable[int], tokens: list[object]) -> bool:
         """Settle messages as processed; False at the first message settled before."""
-        inflight, links, octets = self._inflight, self.links, 0
+        inflight, links, total = self._inflight, self.links, 0
         for number in numbers:
             record = inflight.pop(number, None)
             if record is None:
                 return False
             size, token, stream = record
-            octets += size
+            total += size
             tokens.append(token)
             if stream is not None:
                 stream.release()
             if links:
                 self._resolve(number, delivered=True)
-        self._octets -= octets
-        self.core.unacked -= octets
+        self._bytes -= total
+        self.core.unacked -= total
         self._base = next(iter(inflight), self.sent)  # the lowest: they were inserted in order
         return True
 
@@ -469,9 +469,9 @@ class SenderHalf(ChannelHalf):
         self._inflight.clear()
         self._unreliable = None
         self._stream = None
-        self.core.unacked -= self._octets
+        self.core.unacked -= self._bytes
         self.core.crowded.pop(self, None)
-        self._octets = 0
+        self._bytes = 0
         if self.links:
             for attached in self.links.values():
                 self.core.links.lose(attached)

@@ -308,23 +308,23 @@ class Pipe:
     def _put(self, data: bytes, end: bool) -> None:
         """Send bytes for which there is credit, and the end."""
         link, flow = self.link, self.flow
-        octets = len(data)
-        self.credit -= octets
-        flow.credit -= octets
+        size = len(data)
+        self.credit -= size
+        flow.credit -= size
         worn_out = False
         if link.config.cut_after is None:
-            link.bytes_carried += octets
-        elif octets:
-            data = data[: link.carry(octets)]
-            octets = len(data)
+            link.bytes_carried += size
+        elif size:
+            data = data[: link.carry(size)]
+            size = len(data)
             worn_out = link.worn_out
             end = end and not worn_out
         if self.appear is not None:
             link.post(self.appear)
             self.appear = None
-        self._flying += octets
-        self.bytes_sent += octets
-        flow.bytes_sent += octets
+        self._flying += size
+        self.bytes_sent += size
+        flow.bytes_sent += size
         self.writes += 1
         flow.writes += 1
         self.end_sent = end
@@ -429,9 +429,9 @@ class Pipe:
 
     def _arrive(self, data: bytes, early: bool, end: bool) -> None:
         link = self.link
-        octets = len(data)
+        size = len(data)
         if self.receive_error is not None:
-            link.post(self._granted, octets)
+            link.post(self._granted, size)
         else:
             if not self.arrived:
                 self.arrived = data
@@ -439,7 +439,7 @@ class Pipe:
                 if type(self.arrived) is bytes:
                     self.arrived = bytearray(self.arrived)
                 self.arrived += data
-            if octets and early:
+            if size and early:
                 self.early = True
             if self.receiver.task is not None:
                 self.receiver.wake()
@@ -451,9 +451,9 @@ class Pipe:
             else:
                 self.tell_readable()
         if link.direct:
-            self._acked(octets, end)
+            self._acked(size, end)
         else:
-            link.post(self._acked, octets, end)
+            link.post(self._acked, size, end)
 
     def _arrive_reset(self, error: CarrierError) -> None:
         if not self.ended and self.receive_error is None:
@@ -508,15 +508,15 @@ class Pipe:
                 self.arrived = arrived = bytearray(arrived)
             assert type(arrived) is bytearray
             data = cut_front(arrived, limit)
-        octets = len(data)
-        self.bytes_received += octets
-        self.flow.bytes_received += octets
+        size = len(data)
+        self.bytes_received += size
+        self.flow.bytes_received += size
         self.reads += 1
         self.flow.reads += 1
         if link.direct:
-            self._granted(octets)
+            self._granted(size)
         else:
-            link.post(self._granted, octets)
+            link.post(self._granted, size)
         if self.ended and not self.arrived:
             self._receiver_is_over()
         return data

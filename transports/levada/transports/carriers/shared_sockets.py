@@ -296,13 +296,13 @@ async def _send(
     connection: trio.socket.SocketType, members: Mapping[str, Any], passed: list[stdlib_socket.socket]
 ) -> None:
     """Send one line, and duplicates of sockets with its first byte. Once sending has begun, it cannot be cancelled."""
-    octets = json.dumps(members).encode() + b"\n"
+    data = json.dumps(members).encode() + b"\n"
     descriptors = array.array("i", [each.fileno() for each in passed])
     rights = [(stdlib_socket.SOL_SOCKET, stdlib_socket.SCM_RIGHTS, descriptors)] if passed else []
-    sent = await connection.sendmsg([octets], rights)
+    sent = await connection.sendmsg([data], rights)
     with trio.CancelScope(shield=True):
-        while sent < len(octets):
-            sent += await connection.send(octets[sent:])
+        while sent < len(data):
+            sent += await connection.send(data[sent:])
 
 
 async def _receive(connection: trio.socket.SocketType) -> tuple[bytes, list[stdlib_socket.socket], bool]:

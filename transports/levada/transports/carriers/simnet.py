@@ -245,9 +245,9 @@ class SimNet:
 
         def fault(packet: SimPacket) -> None:
             if which(packet):
-                octets = bytearray(packet.data)
-                octets[at] ^= mask
-                packet.data = bytes(octets)
+                data = bytearray(packet.data)
+                data[at] ^= mask
+                packet.data = bytes(data)
 
         self.fault(fault)
 

@@ -115,10 +115,10 @@ async def accept_over(
         with trio.move_on_after(config.handshake_timeout):
             try:
                 head, rest = await _read_head(stream, config.max_handshake)
-                request, subprotocol, octets = answer(
+                request, subprotocol, response = answer(
                     head, rest, config, path, failures or FailureLog(), at=stream.info.local
                 )
-                stream.send_nowait(octets)
+                stream.send_nowait(response)
                 return WebSocketStream(
                     stream, config=config, client=False, early=b"", subprotocol=subprotocol, request=request
                 )

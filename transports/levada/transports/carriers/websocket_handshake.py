@@ -46,7 +46,7 @@ class Head:
     """Collects the head of an HTTP message, of at most `limit` bytes."""
 
     def __init__(self, limit: int) -> None:
-        self._octets = bytearray()
+        self._data = bytearray()
         self._limit = limit
 
     def receive_data(self, data: bytes) -> tuple[bytes, bytes] | None:
@@ -55,16 +55,16 @@ class Head:
         Raises:
             HandshakeRefused: the head is too large, or is not HTTP.
         """
-        searched = max(0, len(self._octets) - len(_END) + 1)
-        self._octets += data
-        end = self._octets.find(_END, searched) + len(_END)
-        if self._octets[:1] < b"!":  # a TLS hello on a plain port, say
+        searched = max(0, len(self._data) - len(_END) + 1)
+        self._data += data
+        end = self._data.find(_END, searched) + len(_END)
+        if self._data[:1] < b"!":  # a TLS hello on a plain port, say
             raise HandshakeRefused(Refusal(400, "this is not HTTP"))
-        if (end if end >= len(_END) else len(self._octets)) > self._limit:
+        if (end if end >= len(_END) else len(self._data)) > self._limit:
             raise HandshakeRefused(Refusal(431, f"head of more than {self._limit} bytes"))
         if end < len(_END):
             return None
-        return bytes(self._octets[:end]), bytes(self._octets[end:])
+        return bytes(self._data[:end]), bytes(self._data[end:])
 
 
 def is_interim(head: bytes) -> bool:
@@ -129,8 +129,8 @@ def answer(
         )
     _admit(asked, config, path, failures)
     subprotocol = next((name for name in config.subprotocols if name in offered), None)
-    octets = server.send(AcceptConnection(subprotocol=subprotocol, extra_headers=_encoded(config.headers)))
-    return asked, subprotocol, octets
+    response = server.send(AcceptConnection(subprotocol=subprotocol, extra_headers=_encoded(config.headers)))
+    return asked, subprotocol, response
 
 
 def _parse(server: H11Handshake, head: bytes) -> tuple[Request, list[tuple[str, str]]]:

@@ -155,18 +155,18 @@ def _data_body(pairs: Mapping[str, str]) -> bytes:
     u32 = _U32.pack
     parts = [u32(len(pairs))]
     for key, value in pairs.items():
-        octets = encode_text(key)
-        parts += (u32(len(octets)), octets)
-        octets = encode_text(value)
-        parts += (u32(len(octets)), octets)
+        data = encode_text(key)
+        parts += (u32(len(data)), data)
+        data = encode_text(value)
+        parts += (u32(len(data)), data)
     return b"".join(parts)
 
 
 def _json_body(value: Any) -> bytes:
     text = _dump_json(value)
     try:
-        octets = text.encode()
+        data = text.encode()
     except UnicodeEncodeError:
         # Surrogates, which stand for escaped bytes too, cannot be encoded as UTF-8. As JSON escapes they are legal.
-        octets = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
-    return _U32.pack(len(octets)) + octets
+        data = json.dumps(value, allow_nan=False, separators=(",", ":")).encode()
+    return _U32.pack(len(data)) + data

@@ -227,11 +227,11 @@ class WriterCore:
             batch = flight.batch
             safe = min(count, len(batch.bodies))
             tokens = batch.tokens[:safe]
-            octets = sum(map(len, batch.bodies[:safe])) + _HEAD.size * safe
+            size = sum(map(len, batch.bodies[:safe])) + _HEAD.size * safe
             del batch.bodies[:safe], batch.tokens[:safe]
             count -= safe
             flight.number += safe
-            events.append(EventsAcked(batch, tokens, octets))
+            events.append(EventsAcked(batch, tokens, size))
             if not batch.bodies:
                 self._flights.popleft()
                 events.append(BatchDone(batch))
@@ -313,7 +313,7 @@ class SendQueue:
         self._again: list[Batch] = []  # by age
         self._next_age = 0
         self._events = 0
-        self._octets = 0
+        self._bytes = 0
         self.full = False
         """Whether a sender has to wait: `WriterConfig.queue` windows of events, or of bytes, are here."""
         self.dropped = 0
@@ -358,14 +358,14 @@ class SendQueue:
         self._new.append((body, token, now))
         self._new_bytes += size
         self._events += 1
-        self._octets += size
-        self.full = self._events >= self._max_events or self._octets >= self._max_bytes
+        self._bytes += size
+        self.full = self._events >= self._max_events or self._bytes >= self._max_bytes
         return dropped
 
     def _gone(self, events: int, size: int) -> None:
         self._events -= events
-        self._octets -= size
-        self.full = self._events >= self._max_events or self._octets >= self._max_bytes
+        self._bytes -= size
+        self.full = self._events >= self._max_events or self._bytes >= self._max_bytes
 
     def next_batch(self, now: float, room: int, *, flush: bool = False) -> Batch | None:
         """Take the next events to send: first those that came back, then new ones, once there are enough or they have waited long enough.
@@ -391,17 +391,17 @@ class SendQueue:
             return None
         bodies: list[bytes] = []
         tokens: list[Any] = []
-        octets = 0
+        total = 0
         for body, token, _ in itertools.islice(new, most):
             size = len(body) + _HEAD.size
-            if bodies and octets + size > config.max_bytes:
+            if bodies and total + size > config.max_bytes:
                 break
-            octets += size
+            total += size
             bodies.append(body)
             tokens.append(token)
         for _ in bodies:
             new.popleft()
-        self._new_bytes -= octets
+        self._new_bytes -= total
         batch = Batch(bodies, tokens, (self._next_age,))
         self._next_age += 1
         return batch

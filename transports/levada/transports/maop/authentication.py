@@ -164,13 +164,13 @@ def read_authentication(config: MaopConfig) -> Generator[int, bytes, Authenticat
             ErrorCode.CONTENT_TOO_LARGE, f"there are {count} pairs, at most {config.authentication.max_pairs}.", "MA-18"
         )
     pairs: dict[str, str] = {}
-    octets = 0
+    total = 0
     for _ in range(count):
         texts = []
         for what in ("key of a pair", "value of a pair"):
             size = _number((yield 2))
-            octets += 2 + size
-            if octets > config.authentication.max_pair_bytes:
+            total += 2 + size
+            if total > config.authentication.max_pair_bytes:
                 raise OperationFault(
                     ErrorCode.CONTENT_TOO_LARGE,
                     f"the pairs have more than {config.authentication.max_pair_bytes} bytes.",

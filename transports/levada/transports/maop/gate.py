@@ -146,7 +146,7 @@ class OperationGate:
             op.pending = False
             self.pending -= 1
 
-    def _octets(self, op: Incoming) -> int:
+    def _reservation(self, op: Incoming) -> int:
         # MA-54c: a streaming handler counts the bytes held, and none are held yet. A repetition never holds any.
         return 0 if op.spec.streaming or op.length is None or op.repeated is not None else op.length
 
@@ -156,7 +156,7 @@ class OperationGate:
         if core.pool.backlog > core.config.control.control_ring:
             return False
         quota = core.quota
-        if quota.operations >= quota.max_operations or quota.buffered + self._octets(op) > quota.max_bytes:
+        if quota.operations >= quota.max_operations or quota.buffered + self._reservation(op) > quota.max_bytes:
             quota.waiting[self.room_came] = None
             return False
         return self._rate is None or self._rate.take(now)
@@ -165,8 +165,8 @@ class OperationGate:
         core = self._core
         op.granted = True
         core.quota.operations += 1
-        op.reserved = octets = self._octets(op)
-        core.quota.buffered += octets
+        op.reserved = size = self._reservation(op)
+        core.quota.buffered += size
         if not op.spec.gated or op.repeated is not None:
             self._decided(op)
             op.approved(now)

@@ -158,7 +158,7 @@ class Outgoing:
                     return
             # MA-55, MA-66: data after the terminal is dropped.
             if self.state is _RECEIVING:
-                self._octets(data, at, now)
+                self._take(data, at, now)
             if fin and self.state is _RECEIVING:
                 raise OperationFault(ErrorCode.ORDER_VIOLATION, "the Response ended before its Block End", "MA-71")
         except OperationFault as fault:
@@ -225,7 +225,7 @@ class Outgoing:
             core.timers.set(self, now + core.config.times.response_transfer_timeout)
         return 21 - skip
 
-    def _octets(self, data: bytes, at: int, now: float) -> None:
+    def _take(self, data: bytes, at: int, now: float) -> None:
         reader = self._reader
         assert reader is not None
         before = reader.blocks

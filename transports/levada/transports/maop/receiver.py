@@ -99,7 +99,7 @@ class Incoming(Received):
                         raise OperationFault(ErrorCode.INVALID_FORMAT, "stream ends inside the header", "MA-14")
                     return
             if at < len(data) or self._head:
-                self._octets(data, at, now)
+                self._take(data, at, now)
             if fin and (self.length != 0 or self._head) and self.state is not _ENDED:
                 self._finished()
         except OperationFault as fault:
@@ -151,7 +151,7 @@ class Incoming(Received):
         self.trace = data[begin : begin + size]
         return len(data) < begin + size, begin + size
 
-    def _octets(self, data: bytes, at: int, now: float) -> None:
+    def _take(self, data: bytes, at: int, now: float) -> None:
         if self.state is _ARMED:
             body = self._body
             assert body is not None
@@ -183,7 +183,7 @@ class Incoming(Received):
                     self._announced = 1
                     self._head = b""
                     if at + more < len(data):
-                        self._octets(data, at + more, now)
+                        self._take(data, at + more, now)
                 return
         raise OperationFault(code, "Block or Block End has no place here", "MA-95")
 
@@ -201,17 +201,17 @@ class Incoming(Received):
         self._watch_transfer(now)
         if self.repeated is not None:
             return
-        octets = sum(map(len, body.pieces)) if self.spec.streaming or self.length is None else 0
+        size = sum(map(len, body.pieces)) if self.spec.streaming or self.length is None else 0
         if self.spec.streaming:
             self._start(now)
             for piece in body.pieces:
                 core.emit(BodyReceived(self.stream_id, piece))
             body.pieces.clear()
         elif self.length is None:
-            octets -= self.reserved
-        if octets:
-            self.reserved += octets
-            core.quota.buffered += octets
+            size -= self.reserved
+        if size:
+            self.reserved += size
+            core.quota.buffered += size
             if core.quota.buffered > core.quota.max_bytes:
                 # MA-54c
                 raise OperationFault(ErrorCode.CAPACITY_LIMIT, "no room for the body", "MA-54c")
@@ -335,11 +335,11 @@ class Incoming(Received):
         if self.state is not _RESPONDING or self._pieces is None:
             return
         core = self._core
-        octets = 0
+        size = 0
         for piece in self._pieces:
             core.out.append(StreamData(self.stream_id, piece, False))
-            octets += len(piece)
-            if octets >= TEST_WINDOW:
+            size += len(piece)
+            if size >= TEST_WINDOW:
                 core.timers.set(self, now + core.config.times.transfer_idle_timeout)
                 core.emit(RoomWanted(self.stream_id))
                 return

@@ -133,7 +133,7 @@ class UdpPort:
                 if end == at + 1:
                     self._socket.sendto(data, address)
                 else:
-                    group = [octets for octets, _ in datagrams[at:end]]
+                    group = [encoded for encoded, _ in datagrams[at:end]]
                     self._socket.sendmsg(group, [(_SOL_UDP, _UDP_SEGMENT, struct.pack("H", len(data)))], 0, address)
             except BlockingIOError:
                 return at
@@ -170,8 +170,8 @@ class UdpPort:
             return end
         limit = min(len(datagrams), at + _GSO_SEGMENTS)
         while end < limit:
-            octets, to = datagrams[end]
-            length = len(octets)
+            encoded, to = datagrams[end]
+            length = len(encoded)
             if to != address or length > size or total + length > _GSO_BYTES:
                 break
             total += length

@@ -205,8 +205,8 @@ class Frame:
         else:
             version, keepalive_ms, lifetime_ms = self.numbers
             fixed = encode_setup_fields(version, keepalive_ms, lifetime_ms, *self.mime_types)
-        octets = encode(self.kind, self.stream_id, self.flags, fixed, self.metadata, self.data)
-        return octets[4:] if framed else octets
+        data = encode(self.kind, self.stream_id, self.flags, fixed, self.metadata, self.data)
+        return data[4:] if framed else data
 
     @classmethod
     def decode(cls, raw: bytes, *, framed: bool = False) -> Self:

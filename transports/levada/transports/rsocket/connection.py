@@ -110,11 +110,11 @@ class RSocketConnection(ReactiveStreamsCore):
 
     def _put_control(self, frame: Frame, *, behind: bool = False) -> None:
         """Queue a frame of stream 0. ERROR goes `behind` the queued frames, since the peer ignores frames after it."""
-        octets = frame.encode()
+        data = frame.encode()
         queue = self._out if behind else self._control
         if not self._framed:
-            queue.append(len(octets).to_bytes(3))
-        queue.append(octets)
+            queue.append(len(data).to_bytes(3))
+        queue.append(data)
 
     def _put_error(self, code: int, text: bytes) -> None:
         self._put_control(ErrorFrame(0, code, text), behind=True)

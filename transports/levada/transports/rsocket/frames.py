@@ -129,8 +129,8 @@ class SetupFrame:
         if self.token is not None:
             parts += (len(self.token).to_bytes(2), self.token)
         for mime_type in (self.metadata_mime_type, self.data_mime_type):
-            octets = mime_type.encode("utf-8", "surrogateescape")
-            parts += (len(octets).to_bytes(1), octets)
+            data = mime_type.encode("utf-8", "surrogateescape")
+            parts += (len(data).to_bytes(1), data)
         return b"".join((*parts, _payload_bytes(self.payload)))
 
 

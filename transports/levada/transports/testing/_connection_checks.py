@@ -439,10 +439,10 @@ async def all_acked_waits_for_the_peer_on_a_stream_that_goes_on(
 ) -> None:
     x, y = await pair_on(traits, a, b)
     await x.all_acked()
-    for octets in (1, 50_000):
+    for size in (1, 50_000):
         async with trio.open_nursery() as nursery:
-            await x.send_all(bytes(octets))
-            nursery.start_soon(read, y, octets)
+            await x.send_all(bytes(size))
+            nursery.start_soon(read, y, size)
             await x.all_acked()
             assert x.unacked == 0
     got: list[object] = []

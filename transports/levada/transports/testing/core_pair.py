@@ -62,8 +62,8 @@ class CorePair(Generic[C]):
     def cut(self) -> None:
         """Lose everything queued and under way, as a broken carrier does."""
         self.collect()
-        for octets in self.bytes_in_flight.values():
-            octets.clear()
+        for buffer in self.bytes_in_flight.values():
+            buffer.clear()
         for messages in self.messages_in_flight.values():
             messages.clear()
 
@@ -77,9 +77,9 @@ class CorePair(Generic[C]):
             for message in taken:
                 events += core.receive_message(message, self.now)
         else:
-            octets = self.bytes_in_flight[name]
-            data = bytes(octets[:size])
-            del octets[:size]
+            buffer = self.bytes_in_flight[name]
+            data = bytes(buffer[:size])
+            del buffer[:size]
             if data:
                 events += core.receive_data(data, self.now)
         return [event for event in events if not isinstance(event, self._ignore)]

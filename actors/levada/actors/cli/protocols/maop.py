@@ -75,8 +75,8 @@ async def _request(peer: Peer, body: Body, args: argparse.Namespace) -> None:
     most = _MOST_AS_JSON if args.json else None
     async with peer.open_request(args.msg_id, body, priority=args.priority, max_response=most, **times) as reply:
         if args.json:
-            octets = b"".join([bytes(chunk) async for chunk in reply])
-            print_bytes(octets, as_json=True, content_type=reply.content_type)
+            data = b"".join([bytes(chunk) async for chunk in reply])
+            print_bytes(data, as_json=True, content_type=reply.content_type)
             return
         decoder = codecs.getincrementaldecoder("utf-8")()
         text: str | None = ""  # the last chunk; None once a chunk was not text

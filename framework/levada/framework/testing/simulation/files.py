@@ -237,22 +237,22 @@ class SimulatedFiles(Files):
             disk, node = self.disk, self._file(fd, os.O_RDONLY)
             if offset < 0:
                 raise failure(errno.EINVAL)
-            octets = b"".join(buffers)
+            data = b"".join(buffers)
             if self._get(fd).flags & os.O_APPEND:  # on Linux it goes to the end, wherever it was to go
                 offset = len(node.cache)
             fault = self.begin("write", node.path)
             if fault is not None:
-                part = octets[: disk.cut_between_pages(offset, len(octets), fault.done)]
-                octets = part if part or fault.crash or fault.error else octets
-            wanted = len(octets)
-            octets = octets[: disk.room(node, offset, wanted)]
-            if wanted and not octets:
+                part = data[: disk.cut_between_pages(offset, len(data), fault.done)]
+                data = part if part or fault.crash or fault.error else data
+            wanted = len(data)
+            data = data[: disk.room(node, offset, wanted)]
+            if wanted and not data:
                 raise failure(errno.ENOSPC)
-            if octets:
-                disk.write(node, offset, octets)
-            if fault is not None and (fault.crash or not octets):  # an error behind a part is told at the next write
+            if data:
+                disk.write(node, offset, data)
+            if fault is not None and (fault.crash or not data):  # an error behind a part is told at the next write
                 self.finish(fault, "")
-            return len(octets)
+            return len(data)
 
     def ftruncate(self, fd: int, length: int, /) -> None:
         """Set the size of a file, as `os.ftruncate`."""
