@@ -56,6 +56,7 @@ OUTSIDE: Mapping[str, tuple[str, Collection[str]]] = {
     "transports/levada/transports/quic/config.py": ("certificates are configuration; OpenSSL reads them from real files", ("Path(*).read_bytes",)),
     "actors/levada/actors/authenticators.py": ("tokens are configuration, as certificates are", ("path.read_bytes",)),
     "actors/levada/actors/cli/": ("a command is a process at a terminal; what it serves is made elsewhere", ("*",)),
+    "actors/levada/actors/console/history.py": ("it reads the memory of the real process", ("os.*",)),
     "actors/levada/actors/console/server.py": ("a simulated network has no names of sockets", ("Path(path).*",)),
     "actors/levada/actors/dashboard/site.py": ("these files are parts of the package", ("*.iterdir", "file.read_bytes")),
     "actors/levada/actors/demo/": ("it starts Spark, and measures real time", ("*",)),

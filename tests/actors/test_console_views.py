@@ -378,7 +378,7 @@ async def test_views_over_the_socket(tmp_path: Path) -> None:
         await wait_all_tasks_blocked()
         async with connect_console(path) as console:
             answer = await console.view(View(open=("/office",), count=2, first=1))
-            assert [row["path"] for row in answer["rows"]] == ["/office", "/office/clerk0"]
+            assert [row["path"] for row in answer["rows"]] == ["/office/clerk0", "/office/clerk1"]
             assert (await console.act({"act": "stop", "path": "/nobody"}))["refused"].startswith(
                 "there is no such action"
             )

@@ -156,6 +156,8 @@ class ActorInfo:
     """The number of children left out of the snapshot, see `Observer.tree`."""
     about: str = ""
     """Of a connection: who is at its other end. Of a listener: its URL, clients and refusals."""
+    own: bool = True
+    """Whether it is one of the program's: of a class outside of levada, or a journal, a query or a shard of durable entities."""
     window: FlowWindow | None = None
     """Of a connection that has a carrier; None of other actors."""
 

@@ -73,6 +73,14 @@ def row(name: str) -> str:
     return f"[...document.querySelectorAll('.row')].find((row) => row.querySelector('.name')?.innerText.includes('{name}'))"
 
 
+async def open_actors(page: Page, url: str, shown: str) -> None:
+    """Open a page, and from its overview the tree of actors."""
+    await page.go(url)
+    await page.until("document.querySelector('#link').innerText.includes('live')")
+    await page.click("#page-actors")
+    await page.until(row(shown))
+
+
 async def rows(page: Page) -> list[str]:
     found: list[str] = await page.evaluate(
         "[...document.querySelectorAll('.row .name')].map((name) => name.innerText.replace(/^[▸▾]/, '').trim())"
@@ -86,7 +94,9 @@ async def test_it_loads_logs_in_and_updates(page: Page) -> None:
         link = dashboard.login_url()
         await page.go(link)
         await page.until(row("clerk1"))
-        assert await page.evaluate("location.href") == f"{dashboard.url}#actors"
+        assert await page.evaluate("location.href") == f"{dashboard.url}#overview"
+        await page.click("#page-actors")
+        await page.until("document.querySelector('.row[aria-level=\"2\"]')")
         assert await page.evaluate("document.cookie") == ""  # HttpOnly
         assert "token" not in await page.evaluate("JSON.stringify(Object.values(localStorage))")
         assert (await rows(page))[:3] == ["<b>office (2)", "clerk0", "clerk1"]
@@ -126,6 +136,7 @@ async def test_tracebacks_are_text(page: Page) -> None:
         await page.go(f"{dashboard.login_url()}")
         await page.until(row("clerk"))
         clerk.tell(Fail())
+        await page.until("document.querySelector('#page-events')")
         await page.click("#page-events")
         await page.until("document.querySelector('#events pre')")
         assert await page.evaluate("document.querySelector('#events pre').textContent.includes('<img src=x')")
@@ -156,8 +167,7 @@ async def test_long_and_odd_names(page: Page, tmp_path: Path, console: bool) -> 
             dashboard = await stack.enter_async_context(serve_console_dashboard(tmp_path / "c"))
         else:
             dashboard = await stack.enter_async_context(serve_dashboard(system))
-        await page.go(dashboard.login_url())
-        await page.until("document.querySelector('.row[aria-level=\"2\"]')")
+        await open_actors(page, dashboard.login_url(), names[0].replace("'", "\\'"))
         await page.evaluate("document.querySelector('#grid').focus()")
         for level in range(1, shown + 1):
             if level > 1:  # a small program is shown with its first level unfolded
@@ -197,8 +207,7 @@ async def test_the_keyboard(page: Page) -> None:
     async with ActorSystem("town") as system, serve_dashboard(system, DashboardConfig(actions=True)) as dashboard:
         system.spawn(Office, 40, name="office")
         clerk = system.spawn(Clerk, name="clerk")
-        await page.go(dashboard.login_url())
-        await page.until(row("office"))
+        await open_actors(page, dashboard.login_url(), "office")
         active = "document.getElementById(document.querySelector('#grid').getAttribute('aria-activedescendant'))"
         await page.evaluate("document.querySelector('#grid').focus()")
         await page.key("ArrowRight")
@@ -279,8 +288,7 @@ async def test_every_width_in_both_themes(page: Page, width: int, dark: bool) ->
 async def test_a_hundred_thousand_rows(page: Page) -> None:
     async with ActorSystem("town") as system, serve_dashboard(system) as dashboard:
         system.spawn(Office, 100_000, name="office")
-        await page.go(dashboard.login_url())
-        await page.until(row("office"))
+        await open_actors(page, dashboard.login_url(), "office")
         await page.evaluate("document.querySelector('.fold').click()")
         await page.until("document.querySelector('#count').innerText === '100,001 rows'")
         await page.evaluate("document.querySelector('#grid').focus()")
@@ -305,6 +313,8 @@ async def test_the_tree_of_a_node(page: Page) -> None:
             await page.until(f"{row('n1')}?.innerText.includes('up')")
             await page.evaluate(f"{row('n1')}.click()")
             await page.until("document.querySelector('#system').innerText === 'n1'")
+            assert await page.evaluate("location.hash") == "#overview@n1"
+            await page.key("i")  # levada's own actors, too
             await page.until("document.querySelector('#grid').innerText.includes('Control')")
             assert "clerk" not in await rows(page)
             assert await page.evaluate("location.hash") == "#actors@n1"
@@ -349,8 +359,7 @@ async def test_what_waits_is_shown(page: Page) -> None:
         for number in range(3):
             sender.send_nowait(number)
         desk = system.spawn(Desk, sender, name="desk")
-        await page.go(dashboard.login_url())
-        await page.until(row("stuck"))
+        await open_actors(page, dashboard.login_url(), "stuck")
         await page.evaluate(f"{row('stuck')}.click()")
         # One is being handled, where its handler waits, and three are in the queue.
         await page.until("document.querySelector('#detail').innerText.includes('3 of 5, the oldest for')")
@@ -394,15 +403,149 @@ async def test_every_page(page: Page, tmp_path: Path) -> None:
                 ("connections", ("rsocket+memory", "listens", "OPEN", "0 payloads")),
                 ("channels", ("/desk", "quotes", "Sender", "ordered")),
                 ("journals", ("orders", "billing 3")),
-                ("queries", ()),
-                ("nodes", ()),
-                ("events", ()),
                 ("actors", ("desk", "Journal")),
             ):
                 await page.click(f"#page-{name}")
                 await page.until(f"document.querySelector('#page-{name}').ariaCurrent === 'page'")
                 for text in shown:
                     await page.until(f"document.querySelector('#grid').innerText.includes('{text}')")
-            await page.click("#page-nodes")
+            await page.go(f"{dashboard.url}#nodes")
             await page.until("document.querySelector('#count').innerText === 'this program has no nodes'")
         receiver.close()
+
+
+AXE = (Path(__file__).parent / "axe.min.js").read_text("utf-8")
+"""axe-core 4.14.1, which finds what people with a screen reader or weak eyes cannot use."""
+
+
+async def barriers(page: Page) -> list[str]:
+    await page.evaluate(AXE)
+    found: list[str] = await page.evaluate(
+        "axe.run().then(({ violations }) => violations.map(({ id, nodes }) => `${id}: ${nodes.map((node) => node.html).join(' ')}`))"
+    )
+    return found
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [390, 1600])
+async def test_pages_have_no_barriers(page: Page, width: int, dark: bool) -> None:
+    """Labels, roles, focus and contrast, with everything that can be shown."""
+    sender, receiver = channel(int, name="quotes")
+    config = DashboardConfig(tracebacks=True, actions=True)
+    async with ActorSystem("town") as system, serve_dashboard(system, config) as dashboard:
+        system.spawn(Office, 3, name="office")
+        system.spawn(Desk, sender, name="desk")
+        clerk = system.spawn(Clerk, name="clerk", supervise=restart(max=100, within=1))
+        await page.size(width, 900, dark=dark)
+        await page.go(dashboard.login_url())
+        await page.until(row("/office/clerk1"))
+        for _ in range(5):
+            clerk.tell(Fail())
+        await page.until("document.querySelector('#troubles').innerText.includes('fails again and again')")
+        assert await barriers(page) == []
+        await page.evaluate(f"{row('clerk1')}.click()")
+        await page.until("document.querySelector('#detail dd')")
+        for name in ("actors", "channels", "events"):
+            await page.click(f"#page-{name}")
+            await page.until(f"document.querySelector('#page-{name}').ariaCurrent === 'page'")
+            await page.until("document.querySelector('.row, #events details')")
+            assert await barriers(page) == []
+        await page.click("#detail .danger")
+        await page.until("document.querySelector('dialog[open]')")
+        assert await barriers(page) == []
+        receiver.close()
+
+
+async def test_the_overview_says_what_is_wrong_and_goes_there(page: Page) -> None:
+    async with ActorSystem("town") as system, serve_dashboard(system) as dashboard:
+        clerk = system.spawn(Clerk, name="clerk", supervise=restart(max=100, within=1))
+        await page.go(dashboard.login_url())
+        await page.until("document.querySelector('#troubles').innerText.startsWith('Nothing is wrong')")
+        assert await page.evaluate("[...document.querySelectorAll('nav a')].map((each) => each.innerText)") == [
+            "Overview",
+            "Actors",
+        ]
+        clerk.tell(Fail())
+        await page.until("document.querySelector('#page-events')")
+        for _ in range(40):
+            clerk.tell(Fail())
+        text = "document.querySelector('#troubles').innerText"
+        await page.until(
+            f"/clerk fails again and again: 4[01] restarts in [^ ]+ m?s, after ValueError at test_browser.py:/.test({text})"
+        )
+        await page.click("#troubles button")
+        await page.until("document.querySelector('#detail h2')?.innerText === '/clerk'")
+        # Equal events are one line with their number.
+        await page.click("#page-events")
+        await page.until("document.querySelectorAll('#events li').length === 2")
+        lines = await page.text("#events")
+        assert "ValueError, test_browser.py:" in lines
+        assert lines.count("41 × since ") == 2
+
+
+async def test_a_click_on_a_column_sorts_by_it(page: Page) -> None:
+    async with ActorSystem("town") as system, serve_dashboard(system) as dashboard:
+        door = trio.Event()
+        for number, depth in enumerate((2, 11, 5)):
+            stuck = system.spawn(Stuck, door, name=f"stuck{number}")
+            for _ in range(depth):
+                stuck.tell(Work())
+        senders = [channel(int, name=f"feed{number}") for number in (2, 10, 1)]
+        for number, (sender, _) in enumerate(senders):
+            system.spawn(Desk, sender, name=f"desk{number}")
+        await page.go(dashboard.login_url())
+        await page.until("document.querySelectorAll('.row').length === 6")
+        assert (await rows(page))[:3] == ["/stuck1", "/stuck2", "/stuck0"]  # the longest queue first
+        heads = "[...document.querySelectorAll('#head [role=columnheader]')]"
+        queue = f"{heads}.find((head) => head.innerText.includes('queue'))"
+        assert await page.evaluate(f"{queue}.ariaSort") == "descending"
+        await page.evaluate(f"{queue}.querySelector('button').click()")
+        await page.until(f"{queue}.ariaSort === 'ascending'")
+        first = "document.querySelector('.row .name').innerText"
+        await page.until(f"{first}.startsWith('/desk')")
+        await page.evaluate(f"{heads}[0].querySelector('button').click()")
+        await page.until(f"{first} === '/desk0'")
+        assert (await rows(page))[-1] == "/stuck2"
+        # The page itself sorts channels, numbers in names as numbers.
+        await page.click("#page-channels")
+        await page.until("document.querySelectorAll('.row').length === 3")
+        await page.evaluate(f"{heads}[1].querySelector('button').click()")
+        await page.until(f"{heads}[1].ariaSort === 'ascending'")
+        await page.until("document.querySelectorAll('.row').length === 3")
+        names = "[...document.querySelectorAll('.row')].map((row) => row.children[1].innerText)"
+        await page.until(f"{names}.join() === 'feed1,feed2,feed10'")
+        door.set()
+        for _, receiver in senders:
+            receiver.close()
+
+
+async def test_charts_have_axes_values_and_zoom(page: Page) -> None:
+    async with ActorSystem("town") as system, serve_dashboard(system) as dashboard:
+        system.spawn(Clerk, name="clerk")
+        await page.go(dashboard.login_url())
+        figure = "[...document.querySelectorAll('figure')].find((each) => each.innerText.includes('actors'))"
+        await page.until(f"{figure}.querySelector('canvas')")
+        await page.until(f"{figure}.querySelector('[role=img]').ariaLabel === 'actors: now 1, at most 1'")
+        await page.until(f"{figure}.querySelector('b').innerText === '1'")
+        await page.until("document.querySelector('#link').innerText.includes('live')")
+        await trio.sleep(1.2)  # two points of time are needed for a place between them
+        await page.evaluate(f"{figure}.scrollIntoView()")
+        left, top, width, height = await page.evaluate(
+            f"(({{ left, top, width, height }}) => [left, top, width, height])({figure}.querySelector('.u-over').getBoundingClientRect())"
+        )
+
+        async def mouse(kind: str, at: float, **more: object) -> None:
+            await page.command("Input.dispatchMouseEvent", type=kind, x=left + at * width, y=top + height / 2, **more)
+
+        await mouse("mouseMoved", 0.999)
+        await page.until(f"/^1 at \\d\\d:\\d\\d:\\d\\d$/.test({figure}.querySelector('b').innerText)")
+        # The memory's chart shows the same moment.
+        memory = "[...document.querySelectorAll('figure')].find((each) => each.innerText.includes('memory'))"
+        await page.until(f"/MB at /.test({memory}.querySelector('b').innerText)")
+        await mouse("mousePressed", 0.5, button="left", clickCount=1)
+        await mouse("mouseMoved", 0.9, button="left")
+        await mouse("mouseReleased", 0.9, button="left", clickCount=1)
+        zoomed = "import('/charts.js').then(({ range }) => range.to - range.from)"
+        assert 0 < await page.evaluate(zoomed) < 60
+        await page.evaluate(f"{figure}.querySelector('.plot').dispatchEvent(new MouseEvent('dblclick'))")
+        assert await page.evaluate(zoomed) == 0

@@ -18,14 +18,18 @@ from levada.transports.carriers.tls import TlsConfig
 ASSETS = (
     "/",
     "/app.js",
+    "/charts.js",
     "/detail.js",
     "/dom.js",
+    "/events.js",
     "/format.js",
     "/grid.js",
     "/icon.svg",
+    "/overview.js",
     "/pages.js",
-    "/series.js",
     "/style.css",
+    "/uplot.min.css",
+    "/uplot.min.js",
 )
 
 
@@ -71,14 +75,15 @@ def test_all_files_of_the_package_are_known() -> None:
     import levada.actors.dashboard
 
     folder = Path(next(iter(levada.actors.dashboard.__path__))) / "assets"
-    assert sorted(f"/{'' if name == 'index.html' else name}" for name in os.listdir(folder)) == sorted(ASSETS)
+    served = {f"/{'' if name == 'index.html' else name}" for name in os.listdir(folder)} - {"/uplot.LICENSE"}
+    assert sorted(served) == sorted(ASSETS)
 
 
 @pytest.mark.parametrize("path", ASSETS)
 def test_files_name_no_other_address_and_hold_nothing_inline(path: str) -> None:
     response = ask(site(), path)
     assert response is not None
-    text = response.body.decode()
+    text = response.body.decode().removeprefix("/*! https://github.com/leeoniya/uPlot (v1.6.32) */")
     assert set(re.findall(r"https?://[^\"'\s]+", text)) <= {"http://www.w3.org/2000/svg"}
     for wrong in (
         "innerHTML",

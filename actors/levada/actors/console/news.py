@@ -9,9 +9,11 @@ says how many were left out. The system's counters count them all.
 
 from __future__ import annotations
 
+import os
 import traceback
 from collections import deque
 from collections.abc import Mapping
+from pathlib import PurePath
 from typing import Any, Final
 
 from levada.framework import ActorFailed, ActorRestarted, ActorSystem, DeadLetter, SlowHandler, Unhandled
@@ -109,7 +111,12 @@ class Recorder:
             case ActorFailed():
                 told = {"traceback": _traceback(event.error)} if self._tracebacks else {}
                 kind = None if event.message is None else type(event.message)
-                return {**_subject(event.ref.path, kind), "why": type(event.error).__name__, **told}
+                return {
+                    **_subject(event.ref.path, kind),
+                    "why": type(event.error).__name__,
+                    "where": _where(event.error),
+                    **told,
+                }
             case ActorRestarted():
                 return {**_subject(event.ref.path), "why": f"restart {event.restarts}"}
             case SlowHandler():
@@ -119,6 +126,16 @@ class Recorder:
 
 def _subject(path: str, message: type | None = None) -> dict[str, object]:
     return {"actor": printable(path, 1000), "message": "" if message is None else message.__name__}
+
+
+def _where(error: BaseException) -> str:
+    """Return the file and the line of the innermost frame that is not levada's, or of the innermost one."""
+    places = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)][-_LINES:]
+    if not places:
+        return ""
+    own = [place for place in places if f"{os.sep}levada{os.sep}" not in place[0]]
+    file, line = (own or places)[-1]
+    return printable(f"{PurePath(file).name}:{line}")
 
 
 def _traceback(error: BaseException) -> list[str]:

@@ -28,6 +28,7 @@ from levada.transports.carriers.places import Place, Places
 from levada.transports.carriers.sockets import why_not_bound
 from levada.transports.carriers.streams import accept_from
 
+from .history import keep_history
 from .snapshot import MOST_ACTORS, ask_nodes, take_snapshot
 from .viewing import Viewer
 from .wire import LineReader, parse_line, to_line
@@ -65,6 +66,7 @@ class Console(Actor[Any]):
         self._looking = trio.Lock()
         self._rest_until = -inf
         self.start_soon(accept_from, self.listener, self._take_in, name="<console>")
+        self.start_soon(keep_history, self.system, name="<history>")
 
     async def stopping(self, reason: Reason) -> None:
         """Close the socket."""

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from levada.framework import ActorInfo, ActorSystem
 
 __all__ = [
-    "MOST_ACTORS", "AskNodes", "NodeSnapshot", "Row", "Snapshot", "Watching", "ask_nodes", "nodes_asked_by", "take_snapshot", "watch_node",
+    "MOST_ACTORS", "AskNodes", "NodeSnapshot", "Row", "Snapshot", "Watching", "ask_nodes", "has_nodes", "nodes_asked_by", "take_snapshot",
+    "watch_node",
 ]  # fmt: skip
 
 MOST_ACTORS = 10_000
@@ -46,6 +47,7 @@ class Row:
     hidden: int
     """Children that the limit left out."""
     about: str = ""
+    own: bool = True
     window: Mapping[str, Any] | None = None
     """The fields of a `levada.framework.FlowWindow`; None for an actor without one."""
 
@@ -66,6 +68,7 @@ class Row:
             waits_for=info.waits_for[:_MOST_WAITS],
             hidden=info.hidden,
             about=info.about,
+            own=info.own,
             window=None if info.window is None else attrs.asdict(info.window),
         )
 
@@ -101,6 +104,8 @@ class Snapshot:
     """The nodes, if the system is a driver and the snapshot came from its console."""
     stalls: tuple[Sequence[float], ...] = ()
     """As `levada.framework.Stalls`: for how long the event loop was held up, each with the end on the clock of `time`."""
+    cpu: float = 0.0
+    """Seconds of CPU that the process has used."""
 
     def longest_stall(self, since: float = 0.0) -> float:
         """Return the seconds of the longest time that the event loop was held up after `since`, the `time` of an earlier snapshot."""
@@ -219,6 +224,11 @@ def nodes_asked_by(system: ActorSystem, ask: AskNodes, watch: WatchNode) -> None
     _nodes[system] = ask, watch
 
 
+def has_nodes(system: ActorSystem) -> bool:
+    """Return whether a system is the driver of nodes."""
+    return system in _nodes
+
+
 async def ask_nodes(system: ActorSystem, limit: int) -> list[dict[str, Any]]:
     """Return the snapshots of a system's nodes as values of JSON; an empty list if the system has no nodes."""
     found = _nodes.get(system)
@@ -260,5 +270,6 @@ def take_snapshot(system: ActorSystem, *, limit: int = MOST_ACTORS) -> Snapshot:
         turn_times=tuple(system.observe.turn_times.counts),
         queue_times=tuple(system.observe.queue_times.counts),
         stalls=tuple(system.observe.stalls),
+        cpu=system.platform.process_time(),
         actors=tuple(rows),
     )

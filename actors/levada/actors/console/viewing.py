@@ -11,7 +11,8 @@ search.
 from __future__ import annotations
 
 import hmac
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import ExitStack
 from itertools import islice
 from typing import Any, Final, Literal, get_args
 
@@ -23,18 +24,43 @@ from levada.framework.embedding import LocalRef, restart_actor
 from levada.framework.errors import ConfigurationError, DecodeError, LevadaError
 from levada.transports.text import printable
 
+from .history import history_of
 from .news import Recorder
-from .scan import Scan
-from .snapshot import Row, Watching, ask_nodes, watch_node
+from .scan import MOST_FOUND, Scan
+from .snapshot import Row, Watching, ask_nodes, has_nodes, watch_node
+from .trouble import Watchman
 
-__all__ = ["ACTIONS", "MOST_OPEN", "MOST_ROWS", "PAGES", "Page", "View", "Viewer"]
+__all__ = ["ACTIONS", "MOST_OPEN", "MOST_ROWS", "PAGES", "SORTS", "Page", "View", "Viewer"]
 
-Page = Literal["actors", "connections", "channels", "journals", "queries", "nodes", "none"]
+Page = Literal["overview", "actors", "connections", "channels", "journals", "queries", "nodes", "none"]
 PAGES: Final[tuple[Page, ...]] = get_args(Page)
-"""The pages of a dashboard. ``none`` shows only the system as a whole, the others add rows."""
+"""The pages of a dashboard. ``none`` shows only the system as a whole, the others add rows. ``overview`` has the program's own actors and what
+is wrong."""
+SUBJECTS: Final[Mapping[Page, tuple[str, ...]]] = {
+    "connections": ("connection", "listener"),
+    "journals": ("journal",),
+    "queries": ("query",),
+}
+"""The actors of a page, by `levada.framework.embedding.DescribedActor.subject`."""
+SORTS: Final[Mapping[str, Callable[[Row], Any]]] = {
+    "name": lambda row: row.path,
+    "class": lambda row: row.kind,
+    "state": lambda row: row.state,
+    "queue": lambda row: (row.depth, row.age, row.handled),
+    "oldest": lambda row: row.age,
+    "handled": lambda row: row.handled,
+    "restarts": lambda row: row.restarts,
+    "in": lambda row: (row.handler or "", row.where or "", row.about),
+}
+"""Orders of actors. The viewer has ``rate`` and ``wait`` too, which need an earlier look."""
+_RATES: Final = ("rate", "wait")
 Action = Literal["stop", "kill", "restart"]
 ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 
+_INTERNAL: Final = 2000
+"""The most actors of levada among which actors of the program are looked for, see `View.internals`."""
+_SURVEY: Final = 0.004
+"""Seconds of work for a pass over all actors in one answer."""
 MOST_ROWS: Final = 200
 """The most rows in view."""
 MOST_OPEN: Final = 500
@@ -55,6 +81,7 @@ _EVERY: Final[Mapping[Page, float]] = {
     "journals": 1.0,
     "connections": 1.0,
     "channels": 1.0,
+    "overview": 1.0,
 }
 """Seconds between two answers, for the pages whose figures cost more than rows."""
 
@@ -78,6 +105,12 @@ class View:
     """Path of the actor whose details are shown."""
     after: int = 0
     """Number of the last event that the client has."""
+    sort: str = ""
+    """The order of actors: one of `SORTS`, ``rate`` or ``wait``, the least first; with ``-`` before it the greatest. Empty: the tree."""
+    internals: bool = False
+    """Whether levada's own actors are shown too, after the program's. An actor of the program below one of these is shown anyway."""
+    history: bool = False
+    """Whether the client wants the figures of the last 15 minutes."""
 
     @classmethod
     def from_json(cls, value: object) -> View:
@@ -102,8 +135,12 @@ class View:
             or not _is_short(view.search)
             or not _is_short(view.node)
             or not isinstance(view.selected, str | None)
+            or not (isinstance(view.sort, str) and view.sort.removeprefix("-") in ("", *SORTS, *_RATES))
         ):
-            raise DecodeError(f"page is one of {', '.join(PAGES)}; node and search are short texts, selected is a path")
+            raise DecodeError(
+                f"page is one of {', '.join(PAGES)}; node and search are short texts, selected is a path, "
+                f"sort is one of {', '.join((*SORTS, *_RATES))}"
+            )
         return attrs.evolve(view, open=tuple(paths))
 
     def to_json(self) -> dict[str, Any]:
@@ -153,15 +190,21 @@ class Viewer:
         self._tracebacks = tracebacks
         self._node: tuple[str, Watching] | None = None
         self._recorder = Recorder(system, tracebacks=tracebacks)
+        self._resources = ExitStack()
+        self._history = self._resources.enter_context(history_of(system))
+        self._watchman = Watchman(system, self._history.survey)
+        self._rates: dict[LocalRef, tuple[float, int, float]] = {}  # when, the count then, messages per second
         self._known: dict[str, LocalRef] = {}
         self._scan: Scan | None = None
-        self._scanned: tuple[str, str] = ("", "")
+        self._scanned: tuple[str, str, bool] = ("", "", False)
         self._prepared: _Prepared | None = None
         self._rest_until = 0.0
+        self._began = system.platform.time()
 
     def close(self) -> None:
         """Stop recording events."""
         self._recorder.close()
+        self._resources.close()
 
     async def answer(self, members: Mapping[str, Any]) -> dict[str, Any]:
         """Answer a request, on the node that it names: ``view`` with `look`, any other with `act`.
@@ -210,10 +253,22 @@ class Viewer:
         perf_counter = self._system.platform.perf_counter
         began = perf_counter()
         rows: list[dict[str, Any]] = []
+        nodes: list[dict[str, Any]] = []
+        more: dict[str, Any] = {}
         total, searching, capped = 0, False, False
-        if view.page == "actors" and not view.search:
+        survey = self._history.survey
+        survey.advance(_SURVEY)
+        if view.page == "actors" and not view.search and not view.sort:
             rows, total = self._tree(view)
             self._scan = None
+        elif view.page == "overview":
+            rows, total = self._sorted(survey.own, view)
+            searching = not survey.complete
+            worked = perf_counter() - began
+            nodes = await ask_nodes(self._system, 1)
+            troubles = await self._watchman.look(self._history.events(), nodes)
+            more = {"troubles": [attrs.asdict(each) for each in troubles], "nodes": [_node(node) for node in nodes]}
+            began = perf_counter() - worked  # waiting is not work
         elif view.page == "nodes":
             nodes = await ask_nodes(self._system, 1)
             rows, total = [_node(node) for node in nodes[view.first :][: view.count]], len(nodes)
@@ -226,19 +281,22 @@ class Viewer:
                 # The first pass does not count: a million actors take 1 s of a core, spread over 10 s.
                 began = perf_counter()
             total, capped = len(found), scan.full
-            window = found[view.first :][: view.count]
             if view.page == "actors":
-                rows = [Row.of(self._system.observe.actor(cell), 0).to_json() for cell in window]
-                self._known.update((cell.path, cell) for cell in window)
+                rows, total = self._sorted(found, view)
+            elif view.page == "channels":
+                rows, total, capped = self._channels(found, view, capped)
             else:
-                rows = await self._reports(view.page, window)
+                rows = await self._reports(found[view.first :][: view.count])
                 began = perf_counter()
         detail = self._detail(view.selected)
         last, news = self._recorder.after(view.after)
+        if view.history:
+            more["history"] = self._history.to_json(self._began)
         interval = min(_LONGEST, (perf_counter() - began) / _SHARE)
         self._rest_until = trio.current_time() + interval
         return {
             **self._summary(),
+            **more,
             "page": view.page,
             "rows": rows,
             "first": view.first,
@@ -293,15 +351,77 @@ class Viewer:
             "queue_times": list(system.observe.queue_times.counts),
             "stalls": list(system.observe.stalls),
             "actions": list(ACTIONS) if self._actions else [],
+            "pages": self._pages(),
+            **self._history.figures(),
         }
+
+    def _pages(self) -> list[str]:
+        """Return the pages that have rows, or may have."""
+        survey = self._history.survey
+        if not survey.complete:
+            return list(PAGES)
+        pages: list[str] = ["overview", "actors"]
+        pages += [page for page, subjects in SUBJECTS.items() if any(survey.of(subject) for subject in subjects)]
+        if survey.channels:
+            pages.append("channels")
+        if has_nodes(self._system):
+            pages.append("nodes")
+        return pages
+
+    def _sorted(self, cells: Collection[LocalRef], view: View) -> tuple[list[dict[str, Any]], int]:
+        """Return the rows of the window among these actors in the wanted order, and their number."""
+        key, descending = view.sort.removeprefix("-"), view.sort.startswith("-")
+        if view.search and view.page == "overview":
+            text = view.search.casefold()
+            kind = self._system.observe.kind
+            cells = [cell for cell in cells if text in cell.path.casefold() or text in kind(cell).casefold()]
+        window: Iterable[LocalRef] = cells
+        if key:
+            rows = {cell: Row.of(self._system.observe.actor(cell), 0) for cell in cells}
+            if key in _RATES:
+                rates = self._note_rates(rows)
+                waits = {cell: row.depth / rates[cell] if rates[cell] else 0.0 for cell, row in rows.items()}
+                figures = rates if key == "rate" else waits
+                window = sorted(rows, key=lambda cell: figures[cell], reverse=descending)
+            else:
+                order = SORTS[key]
+                window = sorted(rows, key=lambda cell: order(rows[cell]), reverse=descending)
+        window = list(islice(window, view.first, view.first + view.count))
+        self._known.update((cell.path, cell) for cell in window)
+        return [Row.of(self._system.observe.actor(cell), 0).to_json() for cell in window], len(cells)
+
+    def _note_rates(self, rows: Mapping[LocalRef, Row]) -> dict[LocalRef, float]:
+        now, before = trio.current_time(), self._rates
+        self._rates = {}
+        for cell, row in rows.items():
+            at, handled, rate = before.get(cell, (now, row.handled, 0.0))
+            if now >= at + 0.4:
+                at, handled, rate = now, row.handled, (row.handled - handled) / (now - at)
+            self._rates[cell] = at, handled, rate
+        return {cell: rate for cell, (_, _, rate) in self._rates.items()}
+
+    def _channels(self, cells: Iterable[LocalRef], view: View, capped: bool) -> tuple[list[dict[str, Any]], int, bool]:
+        """Return the rows of the window, a row for each end of a channel, their number, and whether there may be more."""
+        rows: list[dict[str, Any]] = []
+        for cell in cells:
+            channels = self._system.observe.detail(cell).channels
+            rows += ({"path": printable(cell.path, _TEXT), **attrs.asdict(channel)} for channel in channels)
+            if len(rows) > MOST_FOUND:
+                capped = True
+                break
+        return rows[view.first :][: view.count], len(rows), capped
 
     def _tree(self, view: View) -> tuple[list[dict[str, Any]], int]:
         """Return the rows in the window, and the number of all rows."""
         observe, root = self._system.observe, self._system.root
+        tops = self._tops(internals=view.internals)
+        hoisted = set(tops) if view.open else set()
         inner: dict[LocalRef, set[LocalRef]] = {}
         at_path: dict[str, LocalRef] = {"": root}
         for path in sorted(view.open, key=lambda path: path.count("/")):
             cell, parent = self._find(path), at_path.get(path.rpartition("/")[0])
+            if cell in hoisted:
+                parent = root
             if cell is not None and parent is not None:
                 at_path[path] = cell
                 inner.setdefault(parent, set()).add(cell)
@@ -316,7 +436,7 @@ class Viewer:
                 known[row.path] = cell
                 rows.append(row.to_json())
 
-        todo = [(root, iter(observe.children(root)), len(observe.children(root)))]
+        todo: list[tuple[LocalRef, Iterator[LocalRef], int]] = [(root, iter(tops), len(tops))]
         while todo:
             cell, children, left = todo.pop()
             special, level = inner.get(cell, set()), len(todo)
@@ -340,6 +460,22 @@ class Viewer:
         self._known = known
         return rows, at
 
+    def _tops(self, *, internals: bool) -> list[LocalRef]:
+        """Return the actors at the top of the tree: the program's own, also from below levada's, and then levada's if wanted."""
+        observe = self._system.observe
+        children = observe.children(self._system.root)
+        tops = [cell for cell in children if observe.is_own(cell)]
+        others = [cell for cell in children if not observe.is_own(cell)]
+        if internals:
+            return tops + others
+        for cell in others:  # it grows meanwhile: from the top down
+            for child in observe.children(cell):
+                if observe.is_own(child):
+                    tops.append(child)
+                elif len(others) < _INTERNAL:
+                    others.append(child)
+        return tops
+
     def _find(self, path: str) -> LocalRef | None:
         cell = self._known.get(path)
         if cell is not None and cell.is_alive:
@@ -348,7 +484,7 @@ class Viewer:
         return found if isinstance(found, LocalRef) else None
 
     def _scan_for(self, view: View) -> Scan:
-        wanted = view.page, view.search
+        wanted = view.page, view.search, view.internals
         if self._scan is None or self._scanned != wanted:
             self._scan, self._scanned = Scan(self._system, self._predicate(view)), wanted
             self._known = {path: cell for path, cell in self._known.items() if path == view.selected}
@@ -356,26 +492,20 @@ class Viewer:
 
     def _predicate(self, view: View) -> Callable[[LocalRef, str], bool]:
         observe, text = self._system.observe, view.search.casefold()
+        if view.page == "actors" and not text:
+            return lambda cell, path: view.internals or observe.is_own(cell)
         if view.page == "actors":
             return lambda cell, path: text in path.casefold() or text in observe.kind(cell).casefold()
         if view.page == "channels":
             return lambda cell, path: text in path.casefold() and observe.holds_channels(cell)
-        subjects = {"connections": ("connection", "listener"), "journals": ("journal",), "queries": ("query",)}[
-            view.page
-        ]
+        subjects = SUBJECTS[view.page]
         return lambda cell, path: (
             observe.subject(cell) in subjects and (text in path.casefold() or text in observe.about(cell).casefold())
         )
 
-    async def _reports(self, page: Page, cells: Collection[LocalRef]) -> list[dict[str, Any]]:
+    async def _reports(self, cells: Collection[LocalRef]) -> list[dict[str, Any]]:
         """Return the rows of these actors, with their own reports."""
         observe = self._system.observe
-        if page == "channels":
-            return [
-                {"path": printable(cell.path, _TEXT), **attrs.asdict(channel)}
-                for cell in cells
-                for channel in observe.detail(cell).channels
-            ]
         rows = [Row.of(observe.actor(cell), 0).to_json() for cell in cells]
 
         async def fill(row: dict[str, Any], cell: LocalRef) -> None:
@@ -411,5 +541,5 @@ def _node(node: Mapping[str, Any]) -> dict[str, Any]:
         return rest
     return {
         **rest,
-        **{name: snapshot.get(name) for name in ("statistics", "phase", "turn_times", "queue_times", "stalls")},
+        **{name: snapshot.get(name) for name in ("statistics", "phase", "cpu", "turn_times", "queue_times", "stalls")},
     }

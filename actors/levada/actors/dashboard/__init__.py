@@ -1,7 +1,7 @@
 """A dashboard of a running system in the browser: ``serve_dashboard(system)``, or ``levada top --web`` for a program with a console.
 
 It shows actors, connections, channels, journals, queries, nodes and failures, live.  It can change nothing unless `DashboardConfig.actions`
-allows it.  While no browser is connected nothing is computed, and then only the rows in view::
+allows it.  Without a browser it takes a row of figures every five seconds, and for a browser it computes the rows in view only::
 
     async with ActorSystem() as system, serve_dashboard(system) as dashboard:
         print(dashboard.login_url())

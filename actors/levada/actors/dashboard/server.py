@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 
 import trio
 
+from levada.actors.console.history import keep_history
 from levada.framework import ActorSystem
 from levada.framework.embedding import FailureLog
 from levada.framework.errors import CarrierError
@@ -160,7 +161,8 @@ async def serve_dashboard(system: ActorSystem, config: DashboardConfig | None = 
         ConfigurationError: the address, the certificate or the key file cannot be used.
     """
     config = config or DashboardConfig()
-    async with _served(SystemSource(system, config), config) as dashboard:
+    async with _served(SystemSource(system, config), config) as dashboard, plain_nursery() as nursery:
+        nursery.start_soon(keep_history, system)
         yield dashboard
 
 

@@ -8,6 +8,7 @@ from typing import Final
 import attrs
 
 from levada.actors.console import Viewer
+from levada.actors.console.history import keep_history
 from levada.framework import Reason, handles
 from levada.framework.embedding import UntracedActor
 
@@ -35,6 +36,7 @@ class Watcher(UntracedActor[Show | _Silent]):
         """Start to record events."""
         self._viewer = Viewer(self.system, actions=self.actions, tracebacks=self.tracebacks)
         self.timers.once("silence", SILENCE, _Silent())
+        self.start_soon(keep_history, self.system, name="<history>")
 
     def stopping(self, reason: Reason) -> None:
         """Stop recording events."""

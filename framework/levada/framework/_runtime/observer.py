@@ -39,6 +39,8 @@ logger = logging.getLogger("levada.framework.observe")
 
 _FLOOD = 1_000_000
 _MOST = 100
+_OWN_SUBJECTS = frozenset({"journal", "query", "shard"})
+"""What actors of levada are about that a program starts for itself: its journals, queries and durable entities."""
 _MOST_CLASSES = 1000
 """Most classes that are counted by name."""
 
@@ -225,6 +227,14 @@ class Observer:
         samples: Iterable[Sample] = actor.metrics() if actor is not None else ()
         return samples
 
+    def glance(self, cell: Cell) -> tuple[int, int, int]:
+        """Return how many messages an actor has in its mailbox and has handled, and how often it was restarted (0.3 µs)."""
+        return cell.depth(), cell._handled, cell._extras.restarts if cell._extras is not None else 0
+
+    def is_own(self, cell: Cell) -> bool:
+        """Return `ActorInfo.own`."""
+        return cell._actor is not None and _is_own(type(cell._actor))
+
     def kind(self, cell: Cell) -> str:
         """Return the name of the actor's class."""
         return type(cell._actor).__name__
@@ -269,12 +279,20 @@ class Observer:
             children=children,
             hidden=hidden,
             about=self.about(cell),
+            own=_is_own(type(actor)),
             window=actor.window if actor is not None and actor._has_about else None,
         )
 
     def waits(self) -> list[tuple[str, str]]:
         """List which actor waits for which, as pairs of paths."""
         return self._system.waits.edges()
+
+
+def _is_own(kind: type) -> bool:
+    module = kind.__module__
+    if not module.startswith("levada.") or module.startswith("levada.actors.demo."):
+        return True
+    return getattr(kind, "subject", "") in _OWN_SUBJECTS
 
 
 def _where(task: Any) -> str | None:

@@ -1,23 +1,25 @@
 // The dashboard: it logs in, says what is in view, and draws what comes.
 
 import { $, h, say } from "./dom.js";
-import { clock, count, percent, rate, seconds } from "./format.js";
+import { clock, count } from "./format.js";
+import { range, zoom } from "./charts.js";
 import { Detail } from "./detail.js";
+import { Events } from "./events.js";
 import { Grid } from "./grid.js";
+import { Overview } from "./overview.js";
 import { NONE, PAGES } from "./pages.js";
-import { Chart, quantile } from "./series.js";
 
-const EVENTS = 500;
+const SORTED = 200; // rows that this page sorts itself; a program sends no more
 const OPEN = 500; // actors unfolded
 const OPEN_BYTES = 50_000; // of their paths; a request has 65,536
 const narrow = matchMedia("(max-width: 900px)");
 
-const state = { page: "actors", node: "", open: new Set(), selected: null, search: "", searching: false, unread: 0, begun: false };
+const state = { page: "overview", node: "", open: new Set(), selected: null, search: "", tree: false, internals: false, past: false, begun: false };
+const orders = new Map([["overview", { label: "queue", key: "queue", descending: true }]]); // by page
 const rates = new Map(); // the last count of each thing, for what changes per second
-const events = [];
-const turned = []; // times and counts of turns, of the last seconds
 let socket = null;
 let sent = "";
+let pages = ["overview", "actors"]; // that have content
 let before = null; // the last view that came
 let delay = 1;
 
@@ -26,20 +28,12 @@ const grid = new Grid({
   choose: (row) => (state.page === "nodes" ? visit(row) : select(row.path)),
   fold: (row, open) => fold(row.path, open),
   close: () => select(null),
+  sort: (column) => sort(column),
 });
-const detail = new Detail({ go: (path) => { show("actors"); select(path); }, close: () => { select(null); $("grid").focus(); }, act: (members) => send(state.node ? { ...members, node: state.node } : members) });
-
-const charts = {
-  cpu: new Chart("CPU of the process", percent),
-  turns: new Chart("turns of actors per s", rate),
-  wait: new Chart("wait for a turn, 99 %", seconds),
-  turn: new Chart("a turn takes, 99 %", seconds),
-  stall: new Chart("longest stall of the event loop", seconds),
-  actors: new Chart("actors", count),
-  waiting: new Chart("handlers that wait", count),
-  bad: new Chart("failures, dead letters per s", rate, { bad: true }),
-};
-$("charts").append(...Object.values(charts).map((chart) => chart.element));
+const reveal = (path) => { show("actors"); select(path); };
+const detail = new Detail({ go: reveal, close: () => { select(null); $("grid").focus(); }, act: (members) => send(state.node ? { ...members, node: state.node } : members) });
+const events = new Events({ go: reveal });
+const overview = new Overview({ go: (path) => select(path), page: show, visit });
 
 // --- the connection
 
@@ -59,7 +53,7 @@ function connect() {
   socket = new WebSocket(`${location.protocol === "https:" ? "wss" : "ws"}://${location.host}/socket`);
   socket.binaryType = "arraybuffer";
   const decoder = new TextDecoder();
-  socket.onopen = () => { sent = ""; delay = 1; tell(); };
+  socket.onopen = () => { sent = ""; delay = 1; state.past = false; tell(); };
   socket.onmessage = ({ data }) => {
     const message = JSON.parse(decoder.decode(data));
     if (message.view) take(message.view);
@@ -93,10 +87,12 @@ function send(members) {
 // Say what is in view, if that has changed.
 function tell() {
   const idle = document.hidden || !(state.page in PAGES);
-  const { first, count } = grid.wanted();
+  const order = orders.get(state.page);
+  const { first, count } = order && !PAGES[state.page]?.served ? { first: 0, count: SORTED } : grid.wanted();
   const view = {
     page: idle ? "none" : state.page, node: state.node, search: state.page === "events" ? "" : state.search, open: [...state.open],
     first: idle ? 0 : first, count: idle ? 0 : count, selected: document.hidden ? null : state.selected,
+    sort: order?.key ? `${order.descending ? "-" : ""}${order.key}` : "", internals: state.internals, history: !state.past,
   };
   const text = JSON.stringify(view);
   if (text !== sent && socket?.readyState === WebSocket.OPEN) {
@@ -118,27 +114,39 @@ function take(view) {
   const again = state.pid !== undefined && state.pid !== view.pid;
   if (again) {
     forget();
-    add({ what: "program", actor: "", why: `started again as process ${view.pid}`, at: Date.now() / 1000 });
+    events.add({ what: "program", actor: "", why: `started again as process ${view.pid}`, at: Date.now() / 1000 }, state.page === "events");
     news(`The program was started again at ${clock(Date.now() / 1000)}, as process ${view.pid}.`);
   } else if ($("banner").className === "") hush();
   state.pid = view.pid;
   say($("system"), view.system);
   document.title = `${view.system} · levada`;
   say($("program"), `process ${view.pid}, ${view.phase}`);
-  chart(view);
-  view.news.forEach(add);
-  if (view.news.length || again) drawEvents();
+  if (view.history) {
+    state.past = true;
+    overview.past(view);
+    events.forget(); // they begin with those of the past
+    view.history.events.forEach((event) => events.add(event, true));
+  }
+  overview.chart(view, before);
+  view.news.forEach((event) => events.add(event, state.page === "events"));
+  if (view.news.length || again || view.pages?.join() !== before?.pages?.join()) {
+    pages = view.pages ?? Object.keys(PAGES); // an older program does not say
+    drawEvents();
+  }
+  if (view.troubles) overview.draw(view);
   for (const row of view.rows) enrich(view.time, view.page, row);
   if (view.detail) {
     view.detail.rate = per(`${view.detail.path} detail`, view.time, view.detail.handled);
     waits(view.detail);
-    detail.note(view.time, view.detail);
+    detail.note(view.time + overview.shift, view.detail);
   }
   detail.draw(state.selected, view.detail, view.actions);
   if (view.page === state.page) {
-    if (!state.begun && view.page === "actors") unfold(view);
+    if (!state.begun && view.page === "actors" && state.tree) unfold(view);
+    const whole = view.total;
+    arrange(view);
     grid.update(view, state);
-    const more = view.capped ? " or more" : "";
+    const more = view.capped ? " or more" : whole > view.total ? ` of ${count(whole)}, sorted` : "";
     const found = view.total ? `${count(view.total)}${more} ${view.total === 1 ? "row" : "rows"}` : state.search ? NONE.found : NONE[view.page];
     say($("count"), view.searching ? `searching, ${count(view.total)} so far` : found);
   }
@@ -146,9 +154,21 @@ function take(view) {
   tell();
 }
 
+// Sort the rows here, if the program does not.
+function arrange(view) {
+  const order = orders.get(view.page);
+  if (!order || PAGES[view.page].served) return;
+  const { raw } = PAGES[view.page].columns(state).find((column) => column.label === order.label);
+  const value = (row) => raw(row) ?? "";
+  const compare = (one, two) => (typeof one === "number" && typeof two === "number" ? one - two : String(one).localeCompare(String(two), "en", { numeric: true }));
+  view.rows.sort((one, two) => (order.descending ? -1 : 1) * compare(value(one), value(two)));
+  view.total = view.rows.length;
+}
+
 function forget() {
   rates.clear();
-  turned.length = 0;
+  overview.forget();
+  state.past = false;
   detail.forget();
   before = null;
 }
@@ -174,64 +194,21 @@ function waits(row) {
 }
 
 function enrich(time, page, row) {
-  if (page === "actors") {
+  if (page === "actors" || page === "overview") {
     row.rate = per(row.path, time, row.handled);
     waits(row);
-    if (row.path !== state.selected) detail.note(time, row);
+    if (row.path !== state.selected) detail.note(time + overview.shift, row);
   } else if (page === "connections" && row.report?.bytes_sent !== undefined) {
     row.sent = per(`${row.path} sent`, time, row.report.bytes_sent);
     row.received = per(`${row.path} received`, time, row.report.bytes_received);
   } else if (page === "journals" && row.report) row.appended = per(`${row.path} appended`, time, row.report.rows_appended);
 }
 
-function chart(view) {
-  const { statistics } = view;
-  charts.actors.push(view.time, statistics.actors);
-  charts.waiting.push(view.time, statistics.waiting);
-  if (before && view.time > before.time) {
-    const span = view.time - before.time;
-    const bad = (each) => each.statistics.failures + each.statistics.dead_letters;
-    charts.cpu.push(view.time, (100 * (view.cpu - before.cpu)) / span);
-    // Of short turns one in 63 is measured, so a few seconds are taken together.
-    const turns = view.turn_times.reduce((sum, value) => sum + value, 0);
-    turned.push([view.time, turns]);
-    if (turned.length > 10) turned.shift();
-    const [time, first] = turned[0];
-    if (view.time > time) charts.turns.push(view.time, (turns - first) / (view.time - time));
-    charts.wait.push(view.time, quantile(view.queue_times, before.queue_times, 0.99) ?? 0);
-    charts.turn.push(view.time, quantile(view.turn_times, before.turn_times, 0.99)); // none: no turn was measured
-    charts.stall.push(view.time, Math.max(0, ...(view.stalls ?? []).filter(([ended]) => ended > before.time).map(([, took]) => took)));
-    charts.bad.push(view.time, Math.max(0, bad(view) - bad(before)) / span);
-  }
-  Object.values(charts).forEach((each) => each.draw());
-}
-
-function add(event) {
-  events.unshift(event);
-  events.length = Math.min(events.length, EVENTS);
-  if (state.page !== "events" && event.what !== "restart") state.unread += 1;
-}
-
 function drawEvents() {
   navigation();
   if (state.page !== "events") return;
-  const text = state.search.toLowerCase();
-  const found = events.filter((event) => !text || JSON.stringify(event).toLowerCase().includes(text));
-  const items = found.map((event) => {
-    const line = [
-      h("time", {}, clock(event.at)), h("b", { class: event.what === "failure" ? "bad" : "" }, event.what), " ",
-      event.actor ? h("button", { type: "button", class: "path", onclick: () => { show("actors"); select(event.actor); } }, event.actor) : null,
-      ` ${[event.message, event.why].filter(Boolean).join(", ")}`,
-    ];
-    if (!event.traceback) return h("li", {}, ...line);
-    return h("li", {}, h("details", {}, h("summary", {}, ...line), h("pre", {}, event.traceback.join("\n"))));
-  });
-  // What is unfolded stays as it is: new events go above it.
-  const list = $("events").querySelector("ol");
-  const opened = new Set([...(list?.querySelectorAll("details[open]") ?? [])].map((each) => each.textContent));
-  items.forEach((item) => { if (opened.has(item.firstChild?.textContent)) item.firstChild.open = true; });
-  $("events").replaceChildren(items.length ? h("ol", {}, ...items) : h("p", { class: "empty" }, text ? NONE.found : "Dead letters, failures, restarts and slow turns appear here as they come."));
-  say($("count"), events.length ? `${count(found.length)} ${found.length === 1 ? "event" : "events"}` : "");
+  const found = events.draw(state.search.toLowerCase());
+  say($("count"), events.size ? `${count(found)} ${found === 1 ? "kind of event" : "kinds of events"}` : "");
 }
 
 // --- what the user does
@@ -244,9 +221,8 @@ function enter(node) {
   state.selected = null;
   state.begun = false;
   state.open.clear();
-  state.unread = events.length = 0;
+  events.forget();
   forget();
-  Object.values(charts).forEach((each) => each.clear());
   detail.draw(null, null, []);
   $("node").hidden = !node;
   say($("node"), `node ${node} ✕`);
@@ -256,14 +232,15 @@ function enter(node) {
 function visit({ name, state: of }) {
   if (of !== "up" && of !== "draining") return;
   enter(name);
-  show("actors");
+  show("overview");
 }
 
 function show(page) {
   if (page === "nodes") enter(""); // the program knows them
   if (page === state.page && grid.columns.length) return;
   state.page = page;
-  if (page === "events") state.unread = 0;
+  document.body.dataset.page = page;
+  if (page === "events") events.unread = 0;
   $("grid").hidden = page === "events";
   $("events").hidden = page !== "events";
   say($("count"), "");
@@ -277,8 +254,21 @@ function show(page) {
 function columns() {
   const page = PAGES[state.page];
   if (!page) return;
+  state.tree = Boolean(page.tree && !state.search && !orders.get(state.page));
   const all = page.columns(state);
-  grid.setColumns(page.label, narrow.matches ? page.narrow.map((at) => all[at]) : all, page.tree && !state.search);
+  grid.setColumns(page.label, narrow.matches ? page.narrow.map((at) => all[at]) : all, state.tree);
+  grid.mark(orders.get(state.page));
+}
+
+// Sort by a column: a figure greatest first, a text least first, then the other way, and then not at all.
+function sort({ label, key, number }) {
+  const order = orders.get(state.page);
+  const first = Boolean(number);
+  if (order?.label !== label) orders.set(state.page, { label, key, descending: first });
+  else if (order.descending === first) orders.set(state.page, { label, key, descending: !first });
+  else orders.delete(state.page);
+  columns();
+  tell();
 }
 
 function select(path) {
@@ -320,13 +310,17 @@ function fromAddress() {
   } catch { /* not an address of ours */ }
   state.selected = selected;
   state.page = "";
-  show(page in PAGES || page === "events" ? page : "actors");
+  show(page in PAGES || page === "events" ? page : "overview");
   select(selected);
 }
 
 function navigation() {
-  const links = [...Object.entries(PAGES).map(([name, page]) => [name, page.label]), ["events", "Events"]].map(([name, label]) => {
-    const badge = name === "events" && state.unread ? h("span", { class: "badge", "aria-label": `${state.unread} new` }, state.unread > 99 ? "99+" : String(state.unread)) : null;
+  // A page without content has no tab, unless it is the page in view.
+  const shown = Object.entries(PAGES).filter(([name]) => pages.includes(name) || name === state.page).map(([name, page]) => [name, page.label]);
+  if (events.size || state.page === "events") shown.push(["events", "Events"]);
+  const links = shown.map(([name, label]) => {
+    const { unread } = events;
+    const badge = name === "events" && unread ? h("span", { class: "badge" }, unread > 99 ? "99+" : String(unread), h("span", { class: "unseen" }, " new")) : null;
     return h("a", { href: `#${name}`, id: `page-${name}`, "aria-current": state.page === name ? "page" : null, onclick: (event) => { event.preventDefault(); show(name); } }, label, badge);
   });
   const focused = document.activeElement?.id;
@@ -361,6 +355,7 @@ function theme(name) {
   if (name === "auto") delete document.documentElement.dataset.theme;
   else document.documentElement.dataset.theme = name;
   say($("theme"), `Theme: ${name}`);
+  zoom(range.from, range.to); // charts are drawn again
   localStorage.setItem("levada-theme", name);
 }
 const stored = localStorage.getItem("levada-theme");
@@ -372,20 +367,33 @@ $("node").addEventListener("click", () => show("nodes"));
 $("search").addEventListener("input", () => {
   const searched = Boolean(state.search);
   state.search = $("search").value;
-  state.searching = Boolean(state.search);
-  if (searched !== state.searching) columns();
+  if (searched !== Boolean(state.search)) columns();
   else if (state.page !== "events") $("grid").scrollTop = 0;
   if (state.page === "events") drawEvents();
   tell();
 });
+function internals() {
+  state.internals = !state.internals;
+  $("internals").setAttribute("aria-pressed", state.internals);
+  if (state.page !== "actors") show("actors");
+  tell();
+}
+$("internals").addEventListener("click", internals);
+$("span").addEventListener("change", () => {
+  range.seconds = Number($("span").value);
+  zoom(null, null);
+});
 addEventListener("keydown", (event) => {
-  if (event.key === "/" && !/^(INPUT|TEXTAREA)$/.test(document.activeElement?.tagName ?? "")) {
+  const typing = /^(INPUT|SELECT)$/.test(document.activeElement?.tagName ?? "") || event.ctrlKey || event.metaKey || event.altKey;
+  if (event.key === "/" && !typing) {
     event.preventDefault();
     $("search").focus();
-  } else if (event.key === "Escape" && document.activeElement === $("search")) $("grid").focus();
+  } else if (event.key === "i" && !typing) internals();
+  else if (event.key === "Escape" && document.activeElement === $("search")) $("grid").focus();
 });
 addEventListener("hashchange", () => (location.hash.startsWith("#token=") ? begin() : fromAddress()));
 addEventListener("visibilitychange", tell);
 narrow.addEventListener("change", () => { columns(); tell(); });
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => zoom(range.from, range.to));
 
 begin();

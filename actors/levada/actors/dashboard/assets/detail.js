@@ -2,7 +2,7 @@
 
 import { $, h } from "./dom.js";
 import { count, rate, seconds } from "./format.js";
-import { Chart } from "./series.js";
+import { Chart } from "./charts.js";
 
 const MOST = 300; // actors whose history is kept
 
@@ -31,7 +31,7 @@ export class Detail {
     let charts = this.histories.get(row.path);
     if (charts) this.histories.delete(row.path);
     else {
-      charts = [new Chart("handled per s", rate), new Chart("queue", count), new Chart("oldest message", seconds)];
+      charts = [new Chart("handled per s", rate, { height: 84 }), new Chart("queue", count, { height: 84 }), new Chart("oldest message", seconds, { height: 84 })];
       if (this.histories.size >= MOST) this.histories.delete(this.histories.keys().next().value);
     }
     this.histories.set(row.path, charts);

@@ -8,7 +8,7 @@ const MOST = 200;
 const TALLEST = 8e6; // pixels; browsers lay out no more than 17 to 33 million
 
 export class Grid {
-  // `on` has view(), choose(row), fold(row, open), close().
+  // `on` has view(), choose(row), fold(row, open), close(), sort(column).
   constructor(on) {
     this.on = on;
     this.element = $("grid");
@@ -33,12 +33,23 @@ export class Grid {
     this.element.setAttribute("aria-label", label);
     this.element.style.setProperty("--columns", columns.map((column) => column.width).join(" "));
     this.element.style.setProperty("--least", `${columns.reduce((sum, column) => sum + column.least, 0)}px`);
-    this.head.replaceChildren(...columns.map((column) => h("span", { role: "columnheader", class: column.number ? "number" : "", title: column.title }, column.label)));
+    this.head.replaceChildren(...columns.map((column) => h("span", { role: "columnheader", class: column.number ? "number" : "", title: column.title },
+      column.label ? h("button", { type: "button", class: "sort", onclick: () => this.on.sort(column) }, column.label) : h("span", { class: "unseen" }, "more"))));
     this.window.replaceChildren();
     this.lines = [];
     this.rows = [];
     this.total = this.at = this.first = 0;
     this.element.scrollTop = 0;
+  }
+
+  // Mark the column that rows are sorted by: `order` is {label, descending}, or null.
+  mark(order) {
+    this.columns.forEach((column, at) => {
+      const sorted = order?.label === column.label;
+      const head = this.head.children[at];
+      if (sorted) head.setAttribute("aria-sort", order.descending ? "descending" : "ascending");
+      else head.removeAttribute("aria-sort");
+    });
   }
 
   get height() {
