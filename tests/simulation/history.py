@@ -230,7 +230,7 @@ class _Drawer:
 
     def keyed_operation(self, draw: Random) -> Operation:
         number, share = draw.randrange(self.partitions), round(draw.random(), 4)
-        match draw.choice(["trim", "commands", "commands", "repeat", "reuse", "copy"]):
+        match draw.choice(["trim", "prune", "commands", "commands", "repeat", "reuse", "copy"]):
             case "copy":
                 counts = draw.choices([0, 1, 10, 60], k=2)
                 return (
@@ -240,6 +240,8 @@ class _Drawer:
                 )
             case "trim":
                 return ["trim", number, f"e{draw.randrange(3)}", share, self.first(10)]
+            case "prune":
+                return ["prune", number, draw.randrange(1, 5), share, self.first(10)]
             case "commands":
                 counts = draw.choices([1, 3, 10, 60], k=draw.randint(1, 3))
                 return ["commands", [[draw.randrange(self.partitions), self.first(n), n] for n in counts]]

@@ -480,7 +480,7 @@ class _Run:
         if name not in store.groups():
             extent = store.extent()
             self.group_change(
-                store, name, dict(extent.first if at == "first" else extent.end), lambda: store.declare_group(name, at)
+                store, name, dict(extent.whole if at == "first" else extent.end), lambda: store.declare_group(name, at)
             )
 
     def do_commit(self, store: Store, name: str, shares: dict[str, float]) -> None:
@@ -512,6 +512,20 @@ class _Run:
                 self.do_append(store, [[partition, first + step, 1]])
         self.oracle.gone |= chosen
         self.oracle.fading -= chosen
+
+    def do_prune(self, store: Store, partition: int, of: int, share: float, first: int) -> None:
+        """Take out older rows of all entities: all but each so manieth, with an append between two steps."""
+        end, start = int(share * store.end(partition)), store.extent().first[partition]
+        ranges = [range(at, min(at + of, end)) for at in range(start, end, of + 1)] if of < 4 else [range(start, end)]
+        chosen = self.oracle.pruning(partition, ranges)
+        for step, _ in enumerate(store.trim(partition, [each for each in ranges if each])):
+            if step < 10:
+                self.do_append(store, [[partition, first + step, 1]])
+        self.oracle.gone |= chosen
+        self.oracle.fading -= chosen
+        mark, wanted = store.extent().trimmed.get(partition, 0), max([0, *(each.stop for each in ranges if each)])
+        if mark < wanted:
+            raise Wrong(f"rows before {wanted} of partition {partition} were trimmed, and the mark is {mark}")
 
     def do_retain(self, store: Store) -> None:
         try:

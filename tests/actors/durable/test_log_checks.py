@@ -37,7 +37,7 @@ async def journal_here(folder: Path, columns: pa.Schema, partitions: int) -> Asy
         async def again() -> None:
             restart_actor(journal)
 
-        yield MadeLog(system=system, ref=journal, restart=again, tailed=True, copied=True)
+        yield MadeLog(system=system, ref=journal, restart=again, tailed=True, copied=True, trimmed=True)
 
 
 @asynccontextmanager
@@ -55,7 +55,7 @@ async def kept_journal(folder: Path, columns: pa.Schema, partitions: int) -> Asy
                 else:
                     break
 
-        yield MadeLog(system=system, ref=journal, restart=again, tailed=True, copied=True)
+        yield MadeLog(system=system, ref=journal, restart=again, tailed=True, copied=True, trimmed=True)
 
 
 LONG = {"each_question_and_each_answer_may_be_lost"}

@@ -53,7 +53,7 @@ async def made(server: Cluster, url: str, columns: pa.Schema, partitions: int) -
                 else:
                     break
 
-        yield MadeLog(system=system, ref=one, other=two, restart=again, tailed=True, copied=True)
+        yield MadeLog(system=system, ref=one, other=two, restart=again, tailed=True, copied=True, trimmed=True)
 
 
 @pytest.mark.parametrize("check", log_checks(), ids=str)

@@ -464,7 +464,7 @@ async def test_a_log_that_was_made_anew_is_behind(url: str, server: Cluster, cap
         accounts = await shards(system, Account, events=EVENTS, journal=url, shards=1)
         for _ in range(3):
             await accounts["anna"].ask(Deposit(1))
-        server.execute(f"DROP TABLE {table}, {table}_shards, {table}_log, {table}_openings CASCADE")
+        server.execute(f"DROP TABLE {table}, {table}_shards, {table}_log, {table}_openings, {table}_trims CASCADE")
         async with log_at(url, 1, log_columns(EVENTS)) as log:
             await log.ask(GetExtent())
         with pytest.raises(JournalBehind, match="rows 0 to 3 were on the disk and are gone from the log"):
@@ -548,7 +548,7 @@ async def test_a_role_needs_no_more_than_the_page_says(url: str, server: Cluster
         f"CREATE ROLE {role} LOGIN",
         f"GRANT USAGE ON SCHEMA {schema} TO {role}",
         f"GRANT SELECT ON {schema}.{table}_log TO {role}",
-        f"GRANT SELECT, UPDATE ON {schema}.{table}_shards TO {role}",
+        f"GRANT SELECT, UPDATE ON {schema}.{table}_shards TO {role}; GRANT SELECT, INSERT, UPDATE ON {schema}.{table}_trims TO {role}",
         f"GRANT SELECT, INSERT, DELETE ON {schema}.{table}, {schema}.{table}_openings TO {role}",
     ]
     server.execute("; ".join(grants[:-1]))

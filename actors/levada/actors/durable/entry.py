@@ -291,6 +291,7 @@ async def shards(
     remember: int = 256,
     snapshot_every: int = 1000,
     max_live: int = 100_000,
+    keep: float | None = None,
     patience: float = 30.0,
     keeper: bool = False,
     name: str | None = None,
@@ -316,6 +317,9 @@ async def shards(
         remember: how many command ids an entity remembers, the newest first.
         snapshot_every: the number of rows of an entity after which its state is written too, so that reading it begins there.
         max_live: about the most entities in memory: beyond it the least recently used leave first.
+        keep: seconds. Older rows leave the log when the newest snapshot of their entity is behind them; the answers of the commands that an entity
+            remembers stay, and reminders do. Fields of the class cannot change any more then: without its old rows, an entity is only in its
+            snapshot. None: all rows stay.
         patience: seconds to wait for a journal that is out of reach. Commands wait too, each for its own time. Rows whose answer was lost are
             sent again, and are written once. Behind that, commands whose rows may have been written fail with `OutcomeUnknown`.
         keeper: whether the journal of a folder runs in a child process, as with `levada.actors.journal.keeper`, so that it does not hold up
@@ -342,6 +346,8 @@ async def shards(
         raise ConfigurationError(f"idle is {idle!r}, wanted seconds, more than 0")
     if not is_duration(patience, zero=True):
         raise ConfigurationError(f"patience is {patience!r}, wanted seconds, 0 or more")
+    if keep is not None and not is_duration(keep, zero=True):
+        raise ConfigurationError(f"keep is {keep!r}, wanted seconds, 0 or more, or None to keep all rows")
     for setting, value in (("remember", remember), ("snapshot_every", snapshot_every), ("max_live", max_live)):
         if not isinstance(value, int) or value < 1:
             raise ConfigurationError(f"{setting} is {value!r}, wanted a whole number of 1 or more")
@@ -366,6 +372,7 @@ async def shards(
         snapshot_every=snapshot_every,
         max_live=per_shard,
         patience=patience,
+        keep=keep,
     )
     opening = OpenShards.of(terms, place)
     if fleet is not None:
@@ -407,6 +414,7 @@ async def _start(
         max_live=terms.max_live,
         clock=clock or system.platform.time,
         clock_jumps=clock is not trio.current_time if clock else not system.platform.virtual,
+        keep=terms.keep,
     )
     ref = system.spawn(_Root, settings, place, terms.shards, terms.patience, name=name, supervise="escalate")
     try:

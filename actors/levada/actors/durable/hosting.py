@@ -63,6 +63,7 @@ class Terms:
     max_live: int
     """Of one shard."""
     patience: float
+    keep: float | None = None
 
 
 @message("levada.durable.check_host", frozen=True)
@@ -209,6 +210,7 @@ class Host(Actor[CheckHost | Open | Close | EndHost | _Unused]):
             max_live=terms.max_live,
             clock=self.system.platform.time,
             clock_jumps=not self.system.platform.virtual,
+            keep=terms.keep,
         )
 
     @handles

@@ -91,6 +91,8 @@ async def _replay(shard: Shard, live: Live, *, start: int | None) -> bool:
             if start is None and live.since == 0 and not replay.begin(batch):
                 return False
             replay.apply(batch)
+            if start is not None:
+                replay.require_end(batch)
             live.snapshot = batch.column("_offset" if kind[-1].as_py() == SNAPSHOT else "_snapshot")[-1].as_py()
     return True
 
@@ -112,7 +114,10 @@ class _Replay:
             return batch.column("_snapshot")[-1].as_py() is None  # else the rows before were read and hold none
         if not self._snapshots.restore(batch.column("_data")[0].as_py(), self._actor, self._live):
             return False
-        self._live.sequence = batch.column("sequence")[0].as_py()
+        live = self._live
+        live.sequence = batch.column("sequence")[0].as_py()
+        if live.commands is not None and len(live.commands) > self._remember:
+            live.commands = dict([*live.commands.items()][-self._remember :])
         return True
 
     def apply(self, batch: pa.RecordBatch) -> None:
@@ -141,7 +146,21 @@ class _Replay:
             sequences = sequences.take(pa.array(rows, pa.int64()))
         if not sequences.equals(offsets(first, len(rows))):
             place = next(place for place, sequence in enumerate(sequences.to_pylist()) if sequence != first + place)
-            raise self._failed(batch, rows[place], _Misfit(f"it follows event {first + place - 1}: rows are missing"))
+            raise self._failed(batch, rows[place], self._missing(first + place - 1))
+
+    def require_end(self, batch: pa.RecordBatch) -> None:
+        """Raise `ReplayFailed` if the last row counts more events than there were."""
+        if batch.column("sequence")[-1].as_py() != self._live.sequence:
+            raise self._failed(batch, batch.num_rows - 1, self._missing(self._live.sequence))
+
+    @staticmethod
+    def _missing(last: int) -> _Misfit:
+        if last:
+            return _Misfit(f"it follows event {last}: rows are missing")
+        return _Misfit(
+            "the events before it were trimmed, and its snapshot does not fit the class: give the class the fields and the "
+            "snapshot_version again that it had"
+        )
 
     def _events(self, batch: pa.RecordBatch) -> tuple[Sequence[int], _Apply, Iterable[Any]]:
         """Return the numbers of the rows that are events, what applies each, and the events; each event is made when it is taken."""

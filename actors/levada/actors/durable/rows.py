@@ -152,9 +152,9 @@ class LogRow:
         """Microseconds since 1970."""
         self.command = command
         self.version = version
-        """Of the class of its event; None if the row is not an event."""
+        """Of the class of its event, or of the layout of its snapshot; None if the row is neither."""
         self.values = values
-        """The values of the columns of all events."""
+        """The values of the columns of all events; None if the row is not an event."""
         self.data = data
         self.reply: bytes | None = None
         self.body: bytes | None = None
@@ -335,12 +335,12 @@ class ShardLog:
         """Return rows as a batch; `first` is the offset of the first row."""
         found: list[tuple[Any, ...]] = []
         for offset, row in enumerate(rows, first):
-            live, version = row.live, row.version
-            if version is None or row.body is not None:
+            live = row.live
+            if row.values is None or row.body is not None:
                 live.writer.placed(row, offset)
             found.append(
                 (
-                    live.entity, row.sequence, row.command, row.time, row.kind, version, row.reply, row.body,
+                    live.entity, row.sequence, row.command, row.time, row.kind, row.version, row.reply, row.body,
                     live.snapshot, row.data, *(row.values or self._nulls),
                 )
             )  # fmt: skip

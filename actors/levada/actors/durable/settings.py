@@ -35,6 +35,8 @@ class ShardSettings:
     clock_jumps: bool
     """Whether the clock may be set while a reminder waits for its time."""
     codec: Codec
+    keep: float | None
+    """Seconds for which rows behind snapshots are kept; None: for ever."""
 
 
 @message("levada.durable.shard_statistics", frozen=True)

@@ -53,6 +53,7 @@ from .replay import load
 from .rows import ANSWER, ERASED, FIRED, FORGOT, OWNED, REMIND, SNAPSHOT, LogRow
 from .settings import GetShardStatistics, ShardSettings, ShardStatistics
 from .snapshots import MOST_BYTES as SNAPSHOT_BYTES
+from .trimming import Trimming
 from .turns import IMMUTABLE, CommandTurn, EntityCommand, Erase, Live, bytes_of, copy_of
 
 __all__ = ["Finisher", "Leave", "Shard"]
@@ -90,6 +91,11 @@ class _Again:
 @attrs.frozen
 class _Due:
     """Time to look at the reminders."""
+
+
+@attrs.frozen
+class _Trim:
+    """Time to trim the log."""
 
 
 class Finisher(Actor[Any]):
@@ -139,6 +145,7 @@ class Shard(DescribedActor[Any]):
         self._time = self.settings.clock
         self._snapshot_every = self.settings.snapshot_every
         self._reminder_times = ReminderTimes(self)
+        self._trimming = Trimming(self)
         self._refusal: JournalError | None = JournalError("it is being opened")
         """Why it takes no commands; None: it takes them."""
         self._unwritable: JournalError | None = None
@@ -215,6 +222,7 @@ class Shard(DescribedActor[Any]):
     def _begin_to_write(self) -> None:
         self.start_task(self._commits.run)
         self._reminder_times.arm()
+        self._trimming.begin()
 
     def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
         """Start a task; if it finds that the partition is lost, the shard ends."""
@@ -564,7 +572,7 @@ class Shard(DescribedActor[Any]):
         if live.since < every:
             return
         live.since = 0
-        row = LogRow(live, SNAPSHOT, self.now())
+        row = LogRow(live, SNAPSHOT, self.now(), version=self.settings.snapshots.layout)
         try:
             row.state = self.settings.snapshots.state(live)
         except Exception as error:  # noqa: BLE001 - the events have everything, so commands go on
@@ -668,6 +676,17 @@ class Shard(DescribedActor[Any]):
         """Look at the reminders in so many seconds, and at no other time; not while nothing can be written."""
         if self._unwritable is None:
             self.timers.once("due", seconds, _Due())
+
+    # Trimming.
+
+    @handles
+    def trim(self, _: _Trim) -> None:
+        """Have the log drop old rows."""
+        self.start_soon(self._trimming.trim)
+
+    def trim_in(self, seconds: float) -> None:
+        """Trim the log in so many seconds."""
+        self.timers.once("trim", seconds, _Trim())
 
     @handles
     def finish(self, _: Finish) -> None:

@@ -2,11 +2,12 @@
 
 A snapshot has the fields of the class by name, each encoded by its annotation, and the command ids that the entity remembers. It fits a class
 that has exactly these fields, of the same types, takes their values, and has the same `Durable.snapshot_version`. Any other snapshot is ignored,
-and the entity is replayed from its first row.
+and the entity is replayed from its first row. `Snapshots.layout` tells which snapshots fit, so that rows before others are not trimmed.
 """
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
 
@@ -47,6 +48,8 @@ class Snapshots:
         self._version = cls.snapshot_version
         self._types = _types_of(cls, [field.name for field in kept])
         self._names = {name: type_name(kind) for name, kind in self._types.items()}
+        self.layout = zlib.crc32(repr((self._version, sorted(self._names.items()))).encode()) >> 1
+        """A number for what a snapshot must have to fit: it is in the log beside each one."""
         fresh = cls()
         for name, kind in self._types.items():
             try:

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from .keeper_process import Keeper, keeper
     from .keys import Taken
     from .ledger import Delivered, Reach
-    from .log import Answer, CopiedLog, Log, LogStore, MailboxLog, TailedLog
+    from .log import Answer, CopiedLog, Log, LogStore, MailboxLog, TailedLog, TrimmedLog
     from .questions import (
         Append,
         AwaitRows,
@@ -71,6 +71,8 @@ if TYPE_CHECKING:
         ReadRows,
         Rows,
         StageRows,
+        Trimmed,
+        TrimRows,
     )
     from .schema import check_growth, differences, fit
     from .staging import Stage
@@ -82,8 +84,9 @@ __all__ = [
     "Exported", "Extent", "Fenced", "FindCommand", "ForgetGroup", "Found", "GetExtent", "GetGroups", "GetJournalStatistics", "GetReach",
     "GetSchema", "Journal", "JournalBehind", "JournalConfig", "JournalDamaged", "JournalError", "JournalFull", "JournalLocked", "JournalStatistics",
     "JournalUnwritable", "Keeper", "Keyed", "Log", "LogStore", "MailboxLog", "Message", "OffsetGone", "OffsetWithin", "Reach", "Read", "ReadEntity",
-    "ReadRows", "Rows", "SchemaMismatch", "Stage", "StageRows", "Store", "StoreStatistics", "TailedLog", "Taken", "backup", "check_growth",
-    "columns_of", "differences", "export", "fit", "journal_error", "keeper", "partition_of", "restore", "rows_of_stream", "stream_of",
+    "ReadRows", "Rows", "SchemaMismatch", "Stage", "StageRows", "Store", "StoreStatistics", "TailedLog", "Taken", "TrimRows", "Trimmed",
+    "TrimmedLog", "backup", "check_growth", "columns_of", "differences", "export", "fit", "journal_error", "keeper", "partition_of", "restore",
+    "rows_of_stream", "stream_of",
 ]  # fmt: skip
 
 _MODULES = (

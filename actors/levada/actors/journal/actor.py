@@ -12,7 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path, PurePath
 from typing import Any, TypeVar, cast
@@ -61,6 +61,8 @@ from .questions import (
     ReadEntity,
     ReadRows,
     StageRows,
+    Trimmed,
+    TrimRows,
 )
 from .reading import command_of, entity_of, rows_of
 from .store import Store
@@ -111,6 +113,7 @@ class Journal(
         | ReadEntity
         | ReadRows
         | StageRows
+        | TrimRows
         | _Clean
     ]
 ):
@@ -392,25 +395,49 @@ class Journal(
         self.start_soon(self._erase, m, self._reply())
 
     async def _erase(self, m: EraseEntity, reply: Reply[Erased] | None) -> None:
+        number = partition_of(m.entity, self.config.partitions) if m.partition is None else m.partition
+
+        async def steps() -> Iterator[int]:
+            return await self._writer.in_thread(lambda: self._store.erase(m.entity, partition=number, before=m.before))
+
+        rows = await self._rewrite(steps, reply)
+        if rows is not None and reply is not None:
+            reply.send(Erased(number, rows))
+
+    @handles
+    def trim(self, m: TrimRows) -> None:
+        """Find the rows in another thread, and take them out, a segment at a time, between the appends."""
+        self.start_soon(self._trim, m, self._reply())
+
+    async def _trim(self, m: TrimRows, reply: Reply[Trimmed] | None) -> None:
+        async def steps() -> Iterator[int]:
+            async with self._reading:
+                found = await self.system.platform.run_in_thread(lambda: self._store.rows_to_go(m))
+            return self._store.trim(m.partition, found)
+
+        rows = await self._rewrite(steps, reply)
+        if rows is not None and reply is not None:
+            reply.send(Trimmed(m.partition, rows))
+
+    async def _rewrite(
+        self, begin: Callable[[], Coroutine[Any, Any, Iterator[int]]], reply: Reply[Any] | None
+    ) -> int | None:
+        """Take rows out in steps; return how many, or None if the journal refuses."""
+        rows = 0
         try:
             async with self._erasing:
-                number = partition_of(m.entity, self.config.partitions) if m.partition is None else m.partition
-                steps = await self._writer.in_thread(
-                    lambda: self._store.erase(m.entity, partition=number, before=m.before)
-                )
-                rows = 0
-                while (erased := await self._writer.in_thread(lambda: next(steps, None))) is not None:
-                    rows += erased
+                steps = await begin()
+                while (gone := await self._writer.in_thread(lambda: next(steps, None))) is not None:
+                    rows += gone
         except (JournalError, OSError) as error:
             if reply is not None:
                 reply.fail(error)
             else:
                 logger.error("%s: rows are not erased: %s", self.directory, error, extra={"event": "not_erased"})
             self._writer.require_store(error)
-            return
+            return None
         self._queue.made_room()  # perhaps
-        if reply is not None:
-            reply.send(Erased(number, rows))
+        return rows
 
     @handles
     def find_command(self, m: FindCommand) -> None:

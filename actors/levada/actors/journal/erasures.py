@@ -1,4 +1,4 @@
-"""Erasing rows of an entity from the segments of a partition, also where a crash came between."""
+"""Taking rows out of the segments of a partition: all of an entity, also where a crash came between; or those that are not needed any more."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from .guard import Guard
 from .keys import Keys
 from .ledger import Erasure, Ledger, ledger_errors
 from .partitions import Partition
+from .trimming import chooser
 
 __all__ = ["Erasures"]
 
@@ -95,7 +96,8 @@ class Erasures:
         )
 
     @contextmanager
-    def _refusals(self) -> Iterator[None]:
+    def refusals(self) -> Iterator[None]:
+        """Turn errors of the disk into the journal's."""
         try:
             yield
         except OSError as error:
@@ -111,19 +113,42 @@ class Erasures:
             same = pc.fill_null(pc.equal(batch.column(erasure.column), entity), fill_value=False).to_pylist()
             return [each and first + place < erasure.before for place, each in enumerate(same)]
 
-        with self._refusals():
-            found = keys.segments_of(erasure.entity)
-        for first in found:
-            self._guard.require_usable()
-            segment = next((each for each in partition.segments if each.first == first), None)
-            if segment is None or first >= erasure.before:
-                continue
-            with self._refusals():
-                rows = partition.erase(segment, choose)
-                if rows or segment.erased:  # the second: a crash may have come before the index was made
-                    keys.rebuild(next(each for each in partition.segments if each.first == first))
-            yield rows
+        with self.refusals():
+            found = [first for first in keys.segments_of(erasure.entity) if first < erasure.before]
+        yield from self._rewrite(partition, keys, found, choose)
         self._guard.require_usable()
         with ledger_errors(self._directory):
             self._ledger.end_erasure(erasure)
         self._note()
+
+    def trim(self, number: int, ranges: Sequence[range]) -> Iterator[int]:
+        """Return an iterator whose steps take rows out of the segments of a partition, as `begin`; nothing goes on after a crash."""
+        partition = self._partitions[number]
+        with ledger_errors(self._directory):
+            self._ledger.set_trimmed(number, ranges[-1].stop)
+        self._note()
+        touched = [
+            each.first
+            for each in partition.segments
+            if any(run.start < each.end and run.stop > each.first for run in ranges)
+        ]
+        return self._rewrite(partition, self._keys[number], touched, chooser(ranges))
+
+    def _rewrite(
+        self,
+        partition: Partition,
+        keys: Keys,
+        segments: Sequence[int],
+        choose: Callable[[int, pa.RecordBatch], Sequence[bool]],
+    ) -> Iterator[int]:
+        """Rewrite segments, by their first offsets, without the rows that are chosen; yield the number of rows of each."""
+        for first in segments:
+            self._guard.require_usable()
+            segment = next((each for each in partition.segments if each.first == first), None)
+            if segment is None:
+                continue
+            with self.refusals():
+                rows = partition.erase(segment, choose)
+                if rows or segment.erased:  # the second: a crash may have come before the index was made
+                    keys.rebuild(next(each for each in partition.segments if each.first == first))
+            yield rows

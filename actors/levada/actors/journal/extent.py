@@ -45,6 +45,13 @@ class Extent:
     """For each partition, the offset behind the newest row."""
     opening: str
     """Names this opening of the journal; each opening has a name of its own. See `Store.reach`."""
+    trimmed: Mapping[int, int] = attrs.field(factory=dict[int, int])
+    """For partitions from which rows were trimmed (`TrimRows`), the offset behind the last of these: before it only some rows are left."""
+
+    @property
+    def whole(self) -> dict[int, int]:
+        """For each partition, the offset from which on nothing was trimmed."""
+        return {number: max(first, self.trimmed.get(number, 0)) for number, first in self.first.items()}
 
 
 @attrs.frozen(kw_only=True)

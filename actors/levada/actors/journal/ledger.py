@@ -193,6 +193,7 @@ class Ledger:
         self.copy_of: str | None = facts.get("copy_of")
         """The epoch of the log that this journal is a copy of, as long as the copy is not whole."""
         self._erasures = [Erasure.of_json(each) for each in json.loads(facts.get("erasures", "[]"))]
+        self._trimmed = {int(number): end for number, end in json.loads(facts.get("trimmed", "{}")).items()}
         self._openings: list[_Opening] = []
         self._losses: dict[int, dict[int, int]] = {}
         if self.format > 1:
@@ -294,11 +295,7 @@ class Ledger:
         self._set_erasures([each for each in self._erasures if each != erasure])
 
     def _set_erasures(self, erasures: list[Erasure]) -> None:
-        with self._change() as connection:
-            connection.execute("DELETE FROM facts WHERE name = 'erasures'")
-            if erasures:
-                text = json.dumps([each.to_json() for each in erasures])
-                connection.execute("INSERT INTO facts VALUES ('erasures', ?)", (text,))
+        self._set_fact("erasures", [each.to_json() for each in erasures])
         self._erasures = erasures
 
     def set_copy_of(self, epoch: str | None) -> None:
@@ -308,6 +305,24 @@ class Ledger:
             if epoch is not None:
                 connection.execute("INSERT INTO facts VALUES ('copy_of', ?)", (epoch,))
         self.copy_of = epoch
+
+    @property
+    def trimmed(self) -> dict[int, int]:
+        """For partitions from which rows were trimmed, the offset behind the last of them."""
+        return dict(self._trimmed)
+
+    def set_trimmed(self, partition: int, end: int) -> None:
+        """Record that rows before an offset are about to be trimmed."""
+        if end > self._trimmed.get(partition, 0):
+            trimmed = {**self._trimmed, partition: end}
+            self._set_fact("trimmed", trimmed)
+            self._trimmed = trimmed
+
+    def _set_fact(self, name: str, value: Any) -> None:
+        with self._change() as connection:
+            connection.execute("DELETE FROM facts WHERE name = ?", (name,))
+            if value:
+                connection.execute("INSERT INTO facts VALUES (?, ?)", (name, json.dumps(value)))
 
     def begin(self, ends: Mapping[int, int]) -> None:
         """Add a line to the history once all partitions are in order. `ends` has the offset behind the last row of each partition."""
@@ -415,7 +430,7 @@ class Ledger:
 
     def groups(self) -> dict[str, dict[int, int]]:
         """For each group, the offset behind the last row it has done with, by partition."""
-        return {name: dict(offsets) for name, offsets in self._groups.items()}
+        return {name: dict(offsets) for name, offsets in list(self._groups.items())}
 
     def set_group(self, name: str, offsets: Mapping[int, int]) -> None:
         """Record how far a group has come."""

@@ -39,9 +39,11 @@ from .questions import (
     ReadRows,
     Rows,
     StageRows,
+    Trimmed,
+    TrimRows,
 )
 
-__all__ = ["Answer", "CopiedLog", "Log", "LogStore", "MailboxLog", "TailedLog"]
+__all__ = ["Answer", "CopiedLog", "Log", "LogStore", "MailboxLog", "TailedLog", "TrimmedLog"]
 
 R = TypeVar("R")
 
@@ -140,6 +142,22 @@ class CopiedLog(Log, Protocol):
 
         `CopyRows.placed` returns the offsets and the rows. Offsets without a row stay empty, as those of erased rows. Everything else is as for
         `append`.
+        """
+        ...
+
+
+class TrimmedLog(Log, Protocol):
+    """A log that can drop what its durable actors do not need any more (``shards(keep=…)``)."""
+
+    def trim(self, m: TrimRows) -> Answer[Trimmed]:
+        """Remove the rows that may go, as `TrimRows` says; answer when they are gone.
+
+        Before the first row goes, `Extent.trimmed` counts it. If this is cut short, some of the rows are gone, and the asker tries again later.
+        A row that is the newest of its entity never goes, nor does a snapshot, or a tombstone, that is the newest.
+
+        Raises:
+            JournalError: this is no log of durable actors.
+            JournalFull, JournalUnwritable: not all of them are gone.
         """
         ...
 

@@ -498,7 +498,7 @@ class Partition:
         if self._losses.get(first, first) <= offset:
             why = "were lost, which was accepted when the journal was opened; the next row is"
         else:
-            why = "have been deleted by retention; the oldest left is"
+            why = "have been deleted by retention, or trimmed; the oldest left is"
         return OffsetGone(
             f"partition {self.number}: rows {offset} to {first - 1} {why} {first}",
             path=os.fspath(self.folder),

@@ -25,7 +25,7 @@ from .ledger import Delivered, Reach
 __all__ = [
     "Append", "AwaitRows", "CommitGroup", "CopyRows", "DeclareGroup", "Deliver", "DiscardOlder", "DiscardStaged", "EraseEntity", "Erased",
     "FindCommand", "ForgetGroup", "Found", "GetExtent", "GetGroups", "GetJournalStatistics", "GetReach", "GetSchema", "JournalStatistics",
-    "OffsetWithin", "Read", "ReadEntity", "ReadRows", "Rows", "StageRows",
+    "OffsetWithin", "Read", "ReadEntity", "ReadRows", "Rows", "StageRows", "TrimRows", "Trimmed",
 ]  # fmt: skip
 
 MOST_COPIED = 1 << 20
@@ -379,6 +379,35 @@ class EraseEntity(Asks[Erased]):
     """None: the partition of the entity as a key."""
     before: int | None = attrs.field(default=None, validator=v.optional(_OFFSET))
     """Rows from this offset on stay, such as a tombstone. None: the end at that time."""
+
+
+@message("levada.journal.trimmed", frozen=True)
+class Trimmed:
+    """Rows behind snapshots are gone."""
+
+    partition: int
+    rows: int
+    """Number of rows that went now."""
+
+
+@message("levada.journal.trim_rows", frozen=True)
+class TrimRows(Asks[Trimmed]):
+    """Remove rows of a log of durable actors that no durable actor needs any more, to make room; answered when they are gone.
+
+    A row goes if it is older than `older`, the newest snapshot of its entity is behind it, and it does not have one of the `remember` newest
+    answers of its entity. The log may keep rows that may go. The other rows keep their offsets, and readers pass over those that went.
+    `Extent.trimmed` says how far.
+
+    Fails with `JournalError` if this is no log of durable actors, and as `EraseEntity`: ask again.
+    """
+
+    partition: int = attrs.field(validator=_INT)
+    older: float = attrs.field(validator=v.instance_of((int, float)))
+    """Seconds since 1970: the first row with this time or a later one stays, and all behind it."""
+    remember: int = attrs.field(default=256, validator=[v.instance_of(int), v.ge(0)])
+    """How many answers of each entity stay, the newest ones."""
+    layout: int | None = attrs.field(default=None, validator=v.optional(_INT))
+    """Only snapshots of entities with this ``_version`` count: the class of today can read them. None: all of them."""
 
 
 @message("levada.journal.offset_within", frozen=True)

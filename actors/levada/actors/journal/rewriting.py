@@ -5,7 +5,7 @@ The old file stays as ``NAME.old``, where readers that are under way read on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from itertools import groupby
 from os.path import samestat
 from pathlib import Path
@@ -75,7 +75,18 @@ def without(
         messages += [(message, header.transaction, header.time / 1e6) for message in here]
     if not count:
         return None
-    return _replaced(segment, journal, messages, erased=segment.named_size if sealed else 0), count
+    return _replaced(segment, journal, list(_joined(messages)), erased=segment.named_size if sealed else 0), count
+
+
+def _joined(messages: Iterable[tuple[Message, int, float]]) -> Iterator[tuple[Message, int, float]]:
+    """Put places of erased rows together that follow each other."""
+    for (erased, transaction), run in groupby(messages, lambda each: (not each[0].data.size, each[1])):
+        if erased:
+            places = list(run)
+            for message in missing(sum(message.rows for message, _, _ in places)):
+                yield message, transaction, places[-1][2]
+        else:
+            yield from run
 
 
 def _replaced(

@@ -237,6 +237,11 @@ class Segment:
             yield header, view[at + BLOCK.size : at + BLOCK.size + header.length]
             at += header.size
 
+    @property
+    def is_void(self) -> bool:
+        """Whether all its rows were erased."""
+        return self.erased and not any(header.length for header, _ in self.walk())
+
     def inode(self) -> int:
         """Return the number of the file that is open for writing."""
         return self.files.fstat(self._descriptor).st_ino

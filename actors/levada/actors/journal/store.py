@@ -12,6 +12,7 @@ All guarantees rest on the order of writes:
     group       rows synced → the ledger's line → the record of ends
     retention   the record of ends, synced → files deleted
     erasure     the ledger's line → each segment written aside without the rows, synced, renamed → the ledger's line dropped
+    trimming    the ledger's mark → each segment as at an erasure; then as retention, for the oldest segments without a row
 
 After a crash at any point, the segments hold all rows that the ledger and the record of ends know. Rows behind those are of appends that were never
 answered, or of a transaction without a line. A whole append stays; an append without its last block is cut off, and so is the transaction.
@@ -45,11 +46,12 @@ from .keys import Keys, Taken
 from .ledger import Delivered, Erasure, LedgerLine, Reach, ledger_errors
 from .partitions import Partition
 from .pinning import Pins
-from .questions import CopyRows
+from .questions import CopyRows, TrimRows
 from .recovery import SYNC_THREADS, Recovered, recover
 from .retention import Clock, DiskRoom, Retention
 from .schema import check_schema, conform, fit
 from .staging import Stage, Staging
+from .trimming import rows_to_go
 
 __all__ = ["Store"]
 
@@ -538,7 +540,8 @@ class Store:
         known = self._ledger.groups().get(name)
         if known is not None:
             return known
-        offsets = {p.number: p.first if at == "first" else p.end for p in self._partitions}
+        extent = self.extent()
+        offsets = extent.whole if at == "first" else dict(extent.end)
         self._set_group(name, offsets)
         return offsets
 
@@ -590,19 +593,22 @@ class Store:
         try:
             self._retention.seal_old(now)
             while (leaving := self._retention.next_to_go(now)) is not None:
-                path = leaving.drop_oldest()
-                self._ends.set(leaving.number, leaving.first, min(leaving.synced_end, leaving.end))
-                self._ends.write(self._ledger.commits)
-                self._ends.sync()
-                if self._keys:
-                    self._keys[leaving.number].drop(path)
-                self._files.unlink(path)
+                self._delete_oldest(leaving)
                 deleted += 1
         except OSError as error:
             raise self._guard.refused(error) from error
         finally:
             self._deleted += deleted
         return deleted
+
+    def _delete_oldest(self, partition: Partition) -> None:
+        path = partition.drop_oldest()
+        self._ends.set(partition.number, partition.first, min(partition.synced_end, partition.end))
+        self._ends.write(self._ledger.commits)
+        self._ends.sync()
+        if self._keys:
+            self._keys[partition.number].drop(path)
+        self._files.unlink(path)
 
     @property
     def epoch(self) -> str:
@@ -617,7 +623,8 @@ class Store:
     def extent(self) -> Extent:
         """Return the offsets between which there are rows."""
         ends = {p.number: p.end for p in self._partitions}
-        return Extent(self.epoch, {p.number: p.first for p in self._partitions}, ends, self._ledger.opening)
+        first = {p.number: p.first for p in self._partitions}
+        return Extent(self.epoch, first, ends, self._ledger.opening, self._ledger.trimmed)
 
     def end(self, partition: int) -> int:
         """Return the offset behind the last row of a partition; `JournalError` if there is no such partition."""
@@ -745,6 +752,32 @@ class Store:
         column = self.config.keyed.entity if self.config.keyed is not None else None
         erasure = Erasure(number, column or "", entity, end if before is None else min(before, end))
         return self._erasures.begin(erasure)
+
+    def rows_to_go(self, m: TrimRows) -> list[range]:
+        """Return the offsets of the rows that `trim` may take; all groups have read them. Any thread may call it.
+
+        Raises:
+            JournalError: this is no log of durable actors, or it was opened without an index of its entities.
+            JournalDamaged: a block is damaged.
+        """
+        self._keys_of("entity", m.partition)
+        partition = self._partition(m.partition)
+        read = [offsets.get(m.partition, 0) for offsets in self._ledger.groups().values()]
+        return rows_to_go(partition, self.schema, m, min([partition.end, *read]))
+
+    def trim(self, partition: int, rows: Sequence[range]) -> Iterator[int]:
+        """Take rows out of the segments that `rows_to_go` has returned, as `erase`, and raise as that.
+
+        Nothing goes on after a crash: the rest goes the next time.
+        """
+        self._guard.require_usable()
+        if rows:
+            yield from self._erasures.trim(partition, rows)
+            with self._erasures.refusals():
+                source = self._partition(partition)
+                while len(source.segments) > 1 and source.segments[0].is_void:
+                    self._delete_oldest(source)
+                    self._deleted += 1
 
     def taken(self, partition: int, command: str | bytes) -> Taken | None:
         """Look a command up among the newest rows of a partition (`Keyed.remember`); None if it has not been taken. Raises as `rows_of`."""

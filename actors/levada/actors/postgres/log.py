@@ -31,6 +31,8 @@ from levada.actors.journal import (
     ReadRows,
     Rows,
     SchemaMismatch,
+    Trimmed,
+    TrimRows,
     partition_of,
     rows_of_stream,
     stream_of,
@@ -38,6 +40,7 @@ from levada.actors.journal import (
 from levada.actors.journal.appends import ToldRows
 from levada.actors.journal.errors import bare
 from levada.actors.journal.schema import conform, fit
+from levada.actors.journal.trimming import COLUMNS
 from levada.actors.metrics.journal import log_samples
 from levada.framework import Failed, Killed, Reason, Reply, Sample, handles
 from levada.framework.embedding import DescribedActor
@@ -49,7 +52,7 @@ from .errors import DatabaseAway
 from .escapes import escaped
 from .pool import Database, OpenLog
 from .values import kind_of
-from .wire import bigint, bigints_in, integer, number_in, rows_in
+from .wire import bigint, bigints_in, double, integer, number_in, rows_in
 from .writing import AppendJob, LogWriter
 
 __all__ = ["PostgresLog"]
@@ -60,6 +63,9 @@ POLL_EVERY: Final = 0.05
 """Seconds between looks at the ends while `AwaitRows` waits for rows of other processes; a look takes 60 µs of CPU."""
 MOST_ROWS: Final = 4096
 """The most rows of an entity in one answer."""
+MOST_TRIMMED: Final = 50_000
+"""The most rows that are trimmed in one transaction; to find them takes the server a look at all rows of the shard."""
+_MOST_REMEMBERED: Final = (1 << 31) - 1
 MOST_RUN: Final = 16_384
 """The most rows of a shard in one answer."""
 _BEHIND_ALL: Final = (1 << 63) - 1
@@ -79,6 +85,7 @@ class PostgresLog(
         | Read
         | ReadEntity
         | ReadRows
+        | TrimRows
     ]
 ):
     """A log in PostgreSQL, as this process uses it. `PostgresStore.open` starts it.
@@ -259,6 +266,32 @@ class PostgresLog(
         [found] = await self._database.read([statement], timeout=ERASED_WITHIN)
         return Erased(shard, found.command_tuples or 0)
 
+    @handles
+    def trim(self, m: TrimRows) -> None:
+        """Delete rows that no durable actor needs."""
+        self._later(self._trim, m)
+
+    async def _trim(self, log: OpenLog, m: TrimRows) -> Trimmed:
+        missing = [name for name in COLUMNS if name not in self._columns(log).names]
+        if missing:
+            raise JournalError(
+                f"the log has no column {missing[0]}, so it has no snapshots to trim to", path=self.about
+            )
+        shard, rows = self._shard_of(log, m.partition, None), 0
+        layout = None if m.layout is None else integer(m.layout)
+        values = [integer(shard), double(m.older), integer(min(m.remember, _MOST_REMEMBERED)), layout]
+        # The mark first, so that readers never take the rows that are left for all.
+        [found] = await self._database.read([(log.tables.mark(), values)], timeout=ERASED_WITHIN)
+        while found.ntuples:
+            statement = log.tables.trim(), [*values, bigint(MOST_TRIMMED)]
+            [done] = await self._database.read([statement], timeout=ERASED_WITHIN)
+            gone = done.command_tuples or 0
+            rows += gone
+            if gone < MOST_TRIMMED:
+                await self._database.read([(log.tables.note_first(), values[:1])], timeout=ERASED_WITHIN)
+                break
+        return Trimmed(shard, rows)
+
     # Reading.
 
     def _later(self, function: Callable[[OpenLog, Any], Coroutine[Any, Any, Any]], m: Any) -> None:
@@ -313,8 +346,8 @@ class PostgresLog(
 
     async def _extent(self, log: OpenLog, _: Any) -> Extent:
         [found] = await self._database.read([(log.tables.extent, [])])
-        ends = dict(enumerate(bigints_in(found, 0)))
-        return Extent(log.head.epoch, dict.fromkeys(ends, 0), ends, (found.get_value(0, 1) or b"").decode())
+        end, first, trimmed = (dict(enumerate(bigints_in(found, column))) for column in range(3))
+        return Extent(log.head.epoch, first, end, (found.get_value(0, 3) or b"").decode(), trimmed)
 
     @handles
     def reach(self, m: GetReach) -> None:

@@ -51,6 +51,7 @@ _LOCK: Final = 0x6C657661
 RIGHTS: Final = {
     "": ("SELECT", "INSERT", "DELETE"),
     "_shards": ("SELECT", "UPDATE"),
+    "_trims": ("SELECT", "INSERT", "UPDATE"),
     "_log": ("SELECT",),
     "_openings": ("SELECT", "INSERT", "DELETE"),
 }

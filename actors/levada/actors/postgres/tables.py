@@ -5,6 +5,7 @@ For the log ``accounts`` there are
 * ``accounts``: the rows. ``_shard`` and ``_offset`` say where a row is; the other columns are the log's.
 * ``accounts_shards``: for each shard its end, and the mark of its newest append. An append first moves the end, if it is where the append says, and
   so holds the lock of this row until its own rows are committed: of two owners one is fenced, and rows become visible in the order of offsets.
+* ``accounts_trims``: for each shard that was trimmed, its oldest row, and how far rows are missing.
 * ``accounts_log``: one row, with the epoch and the columns; and the epoch of the log of which this is a copy, until the copy is whole.
 * ``accounts_openings``: where the shards ended each time a program connected to write.
 * ``accounts_events``: a view of the events for people, without the rows and columns that only the shards need.
@@ -94,6 +95,8 @@ class LogTables:
         return [
             # Room for several versions of a row on a page, so that an append changes no index.
             f'CREATE TABLE {self.name("_shards")} (shard integer PRIMARY KEY, "end" bigint NOT NULL, append bigint NOT NULL) WITH (fillfactor = 50)',
+            # Not in the rows of the shards, which each append changes.
+            f"CREATE TABLE {self.name('_trims')} (shard integer PRIMARY KEY, first bigint NOT NULL DEFAULT 0, trimmed bigint NOT NULL)",
             f"CREATE TABLE {self.name('_log')} (one boolean PRIMARY KEY DEFAULT true CHECK (one), format integer NOT NULL, "
             "epoch text NOT NULL, columns bytea NOT NULL, copy_of text)",
             f"CREATE TABLE {self.name('_openings')} (number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL UNIQUE, "
@@ -149,9 +152,13 @@ class LogTables:
 
     @cached_property
     def extent(self) -> str:
-        """The statement for the ends of all shards, in their order, and the name of the newest opening."""
+        """The statement for the ends of all shards, in their order, their first offsets and marks, and the name of the newest opening."""
         newest = f"SELECT name FROM {self.name('_openings')} ORDER BY number DESC LIMIT 1"
-        return f'SELECT array_agg("end" ORDER BY shard), ({newest}) FROM {self.name("_shards")}'
+        columns = ", ".join(
+            f"array_agg({each} ORDER BY s.shard)"
+            for each in ('s."end"', "coalesce(t.first, 0)", "coalesce(t.trimmed, 0)")
+        )
+        return f"SELECT {columns}, ({newest}) FROM {self.name('_shards')} AS s LEFT JOIN {self.name('_trims')} AS t ON t.shard = s.shard"
 
     def reach(self) -> str:
         """Return the statement for the reach of an opening: whether it is known, the ends now, and the lowest ends of later openings.
@@ -231,3 +238,42 @@ class LogTables:
     def erase(self) -> str:
         """Return the statement that erases rows of an entity: the shard, the entity, and the offset behind the last one."""
         return f"DELETE FROM {self.name()} WHERE _shard = $1::integer AND entity = $2::text AND _offset < $3::bigint"
+
+    def _to_go(self) -> str:
+        """Return the beginning of a statement, with the rows that may be trimmed as ``to_go``.
+
+        Its parameters: $1 the shard, $2 the time, in seconds, before which rows are old, $3 the answers that stay, $4 the layout of snapshots.
+        """
+        return (
+            "WITH old AS (SELECT coalesce(("
+            f"SELECT _offset FROM {self.name()} WHERE _shard = $1::integer AND time >= to_timestamp($2::float8) ORDER BY _offset LIMIT 1), "
+            f'(SELECT "end" FROM {self.name("_shards")} WHERE shard = $1::integer)) AS stop), '
+            # One pass in the order of the index of entities.
+            "ranked AS (SELECT _offset, _body IS NOT NULL AS answers, count(_body) OVER (PARTITION BY entity ORDER BY _offset DESC) AS place, "
+            "max(_offset) FILTER (WHERE kind IN ('$snapshot', '$erased')) OVER (PARTITION BY entity) AS start, "
+            "max(_offset) FILTER (WHERE kind = '$erased' OR kind = '$snapshot' AND (entity = '' OR $4::integer IS NULL OR _version = $4::integer)) "
+            f"OVER (PARTITION BY entity) AS fitting FROM {self.name()} WHERE _shard = $1::integer), "
+            "to_go AS (SELECT _offset FROM ranked WHERE _offset < start AND fitting = start AND _offset < (SELECT stop FROM old) "
+            "AND (NOT answers OR place > $3::integer)) "
+        )
+
+    def mark(self) -> str:
+        """Return the statement that notes how far rows are about to be trimmed; parameters as `_to_go`. Its result is empty if none are."""
+        return (
+            f"{self._to_go()}INSERT INTO {self.name('_trims')} AS t (shard, trimmed) SELECT $1::integer, max(_offset) + 1 FROM to_go "
+            "HAVING max(_offset) IS NOT NULL ON CONFLICT (shard) DO UPDATE SET trimmed = greatest(t.trimmed, excluded.trimmed) RETURNING trimmed"
+        )
+
+    def trim(self) -> str:
+        """Return the statement that deletes some of the rows that may be trimmed: at most $5; other parameters as `_to_go`."""
+        return (
+            f"{self._to_go()}DELETE FROM {self.name()} WHERE _shard = $1::integer AND _offset IN "
+            f"(SELECT _offset FROM to_go WHERE _offset < (SELECT trimmed FROM {self.name('_trims')} WHERE shard = $1::integer) "
+            "ORDER BY _offset LIMIT $5::bigint)"
+        )
+
+    def note_first(self) -> str:
+        """Return the statement that notes the oldest row of a shard."""
+        oldest = f"SELECT min(_offset) FROM {self.name()} WHERE _shard = $1::integer"
+        end = f'SELECT "end" FROM {self.name("_shards")} WHERE shard = $1::integer'
+        return f"UPDATE {self.name('_trims')} SET first = coalesce(({oldest}), ({end})) WHERE shard = $1::integer"

@@ -12,7 +12,7 @@ from levada.actors.journal import JournalDamaged
 
 from .values import Kind
 
-__all__ = ["bigint", "bigints_in", "integer", "number_in", "rows_in"]
+__all__ = ["bigint", "bigints_in", "double", "integer", "number_in", "rows_in"]
 
 _ITEM = struct.Struct(">4xq").iter_unpack
 
@@ -25,6 +25,11 @@ def bigint(number: int) -> bytes:
 def integer(number: int) -> bytes:
     """Return a parameter of the type ``integer``."""
     return number.to_bytes(4, "big", signed=True)
+
+
+def double(number: float) -> bytes:
+    """Return a parameter of the type ``float8``."""
+    return struct.pack(">d", number)
 
 
 def number_in(result: PGresult, column: int) -> int:

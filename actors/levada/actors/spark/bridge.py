@@ -416,7 +416,7 @@ class Bridge(Desk):
             if opening != extent.opening:
                 columns = await mailbox.journal.ask(GetSchema(), timeout=None)
                 self._columns[mailbox.name] = extent.opening, columns
-        return Description(extent.epoch, dict(extent.first), dict(extent.end), columns, extent.opening)
+        return Description(extent.epoch, extent.whole, dict(extent.end), columns, extent.opening)
 
     async def _read(self, name: str, request: Request) -> AsyncIterator[Payload]:
         m: ReadBlocks = request.message(ReadBlocks)

@@ -55,14 +55,8 @@ async def blocks_of(name: str, journal: Ref[Any] | JournalAway, m: Wanted) -> As
     """Yield the rows of one partition; `JournalError` or `EpochChanged` if they are not there."""
     extent = await require_epoch(journal, m.epoch)
     await _require_rows(journal, m, extent)
-    if isinstance(journal, JournalAway):
-        first = extent.first.get(m.partition, 0)
-        if m.start < first:  # the journal checks this too, but its error arrives without its fields
-            what = f"partition {m.partition} begins at row {first}"
-            raise OffsetGone(what, partition=m.partition, wanted=m.start, first=first)
-        found = _away(journal, m)
-    else:
-        found = _here(journal, m)
+    _require_whole(extent, m.partition, m.start)
+    found = _away(journal, m) if isinstance(journal, JournalAway) else _here(journal, m)
     start = m.start
     async with aclosing(found) as blocks:
         async for head, octets in blocks:
@@ -78,6 +72,7 @@ async def _here(journal: Ref[Any], m: Wanted) -> AsyncGenerator[tuple[BlockHead,
         blocks: list[Block] = await journal.ask(Read(m.partition, start, m.end, READ_BYTES), timeout=None)
         if not blocks:
             return
+        await _require_still_whole(journal, m.partition, start)
         for block in blocks:
             columns = b"" if block.schema is schema else block.schema.serialize().to_pybytes()
             yield BlockHead(block.first, block.rows, block.skip, columns), block.data.to_pybytes()
@@ -88,6 +83,7 @@ async def _away(journal: JournalAway, m: Wanted) -> AsyncGenerator[tuple[BlockHe
     start, columns = m.start, await journal.ask(GetSchema())
     while start < m.end:
         rows: Rows = await journal.ask(ReadRows(m.partition, start, m.end, READ_BYTES))
+        await _require_still_whole(journal, m.partition, start)
         first = rows.first if rows.count else m.end
         if first > start:  # these were erased
             yield BlockHead(start, first - start, 0, columns), b""
@@ -96,6 +92,19 @@ async def _away(journal: JournalAway, m: Wanted) -> AsyncGenerator[tuple[BlockHe
             yield BlockHead(first, rows.count, 0, columns), _batch_in(rows.data)
             columns = b""
         start = first + rows.count
+
+
+def _require_whole(extent: Extent, partition: int, start: int) -> None:
+    """Raise `OffsetGone` if rows from an offset on were deleted, or trimmed."""
+    first = extent.whole.get(partition, 0)
+    if start < first:
+        what = f"partition {partition}: rows {start} to {first - 1} were trimmed, or have been deleted by retention"
+        raise OffsetGone(what, partition=partition, wanted=start, first=first)
+
+
+async def _require_still_whole(journal: Ref[Any] | JournalAway, partition: int, start: int) -> None:
+    """Raise `OffsetGone` if rows may have been trimmed before they were read: readers pass over them."""
+    _require_whole(await journal.ask(GetExtent(), timeout=None), partition, start)
 
 
 def _batch_in(stream: bytes) -> bytes:

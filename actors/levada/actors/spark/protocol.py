@@ -158,7 +158,7 @@ class Description:
     epoch: str
     """As in `levada.actors.journal.Extent`, like `opening`."""
     first: dict[int, int]
-    """For each partition, the offset of the oldest row."""
+    """For each partition, the offset from which on nothing was trimmed."""
     end: dict[int, int]
     """For each partition, the offset after the newest row."""
     schema: bytes

@@ -1,4 +1,4 @@
-"""The promises of `levada.actors.journal.Log`, `levada.actors.journal.TailedLog` and `levada.actors.journal.CopiedLog` as checks for any store.
+"""The promises of `levada.actors.journal.Log`, `TailedLog`, `CopiedLog` and `TrimmedLog` as checks for any store.
 
 A maker is an async context manager that makes a new log, with some columns and some number of partitions, and yields a `MadeLog`. The checks know
 nothing else about the store, so the same suite runs on a folder, a keeper and a database.
@@ -41,6 +41,8 @@ class MadeLog:
     """Whether it is a `levada.actors.journal.TailedLog`."""
     copied: bool = False
     """Whether it is a `levada.actors.journal.CopiedLog`."""
+    trimmed: bool = False
+    """Whether it is a `levada.actors.journal.TrimmedLog`."""
 
 
 class Maker(Protocol):
@@ -93,7 +95,7 @@ def log_checks(*, timeout: float = 60.0) -> list[LogCheck]:
     Args:
         timeout: seconds that each of them may take.
     """
-    from . import _copy_checks, _fault_checks, _log_checks, _tail_checks  # noqa: F401 - they add their checks
+    from . import _copy_checks, _fault_checks, _log_checks, _tail_checks, _trim_checks  # noqa: F401 - they add their checks
 
     return [LogCheck(name, timeout) for name in CHECKS]
 
