@@ -3,6 +3,7 @@
 Needs the extra: ``pip install 'levada[spark]'``.
 
 `serve_bridge` opens mailboxes to Spark, `session` starts a Spark session that reads and writes them by ``format("mailbox")``.
+`read_mailbox` reads them without Spark; ``pip install 'levada[journal]'`` is enough for it.
 The journals are `levada.actors.journal`'s. ``docs/explanation/journal.md`` lists the guarantees.
 """
 
@@ -26,14 +27,15 @@ if TYPE_CHECKING:
     from .desk import BridgeConfig, Desk, serve_asks
     from .entities import EachCommand
     from .protocol import ActorFailed, BridgeError, BridgeRefused, BridgeUnreachable, EpochChanged, UnknownName
+    from .reading import read_mailbox
 
 __all__ = [
     "ActorFailed", "AskRows", "Bridge", "BridgeConfig", "BridgeError", "BridgeRefused", "BridgeUnreachable", "Delivery", "Desk",
     "EachCommand", "EachRow", "EpochChanged", "Java", "Mailbox", "RemoteActor", "RowKey", "UnknownName", "ask", "ask_batches", "ask_many",
-    "find_java", "serve_asks", "serve_bridge", "session",
+    "find_java", "read_mailbox", "serve_asks", "serve_bridge", "session",
 ]  # fmt: skip
 
-_MODULES = "protocol", "asks", "entities", "desk", "bridge"
+_MODULES = "protocol", "asks", "reading", "entities", "desk", "bridge"
 """The modules that have these names, the modules with the fewest imports first."""
 
 

@@ -1,9 +1,7 @@
 """Reading a mailbox: batches, and streams of micro-batches.
 
-An offset of a stream is ``{"epoch": …, "opening": …, "0": …, "1": …}``: the journal, its opening, and for each partition the offset after the
-last row. The rows between two offsets never change, so a repeated micro-batch has the same rows; with the checkpoint each row counts once
-in Spark's state. Offsets are refused if they belong to another journal, or to rows that this journal has lost or, as an older copy, never
-had. Version 0.1 wrote no ``opening``.
+An offset of a stream is a position, see `levada.actors.spark.positions`: a repeated micro-batch has the same rows, and with the checkpoint each
+row counts once in Spark's state.
 
 In the driver the reader holds only the bounds of one micro-batch. Rows go from the journal straight to the tasks, one for each partition, as
 the Arrow batches that were written; a task holds at most `levada.actors.spark.protocol.WINDOW` of them.
@@ -32,12 +30,13 @@ from pyspark.sql.streaming.datasource import (
 )
 from pyspark.sql.types import StructField, StructType
 
-from levada.actors.journal.errors import JournalBehind, OffsetGone, SchemaMismatch
+from levada.actors.journal.errors import OffsetGone, SchemaMismatch
 from levada.actors.journal.schema import types_in
 from levada.framework.errors import ConfigurationError
 from levada.framework.tracing import TraceHeaders
 
-from .protocol import CommitOffsets, Compare, Compared, Declare, Description, EpochChanged
+from .positions import offsets_in, position
+from .protocol import CommitOffsets, Declare, Description
 from .worker import RemoteMailbox
 
 __all__ = ["MAX_ROWS", "BatchSource", "Options", "StreamSource", "columns_for"]
@@ -311,7 +310,7 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
     def initialOffset(self) -> dict[str, Any]:  # noqa: N802 - Spark's names, here and below
         """Return the offset at which a query without checkpoint begins."""
         found = self._describe()
-        return _offset(found, begin(self._options, found))
+        return position(found, begin(self._options, found))
 
     def getDefaultReadLimit(self) -> ReadLimit:  # noqa: N802
         """Return the limit of ``maxRowsPerBatch`` or ``maxBytesPerBatch``; with both, both apply, and without either `MAX_ROWS`."""
@@ -343,12 +342,12 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             return start
         end = self._limited(begun, end, found, limit)
         self._last_batch = time.monotonic()
-        return _offset(found, end)
+        return position(found, end)
 
     def reportLatestOffset(self) -> dict[str, Any] | None:  # noqa: N802
         """Return the end of the mailbox, for the query's progress."""
         found = self._options.remote.describe()
-        return _offset(found, found.end)
+        return position(found, found.end)
 
     def partitions(self, start: dict[str, Any], end: dict[str, Any]) -> list[Rows]:
         """Plan the tasks of one micro-batch; the same rows for the same offsets.
@@ -385,28 +384,14 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _offsets(self, offset: Mapping[str, Any], found: Description) -> dict[int, int]:
         """Read an offset. If rows before it are lost, and ``failOnDataLoss`` is false, return the end of the remaining rows."""
-        if offset["epoch"] != found.epoch:
-            raise EpochChanged(
-                f"the checkpoint is of journal {offset['epoch']}, and now there is {found.epoch}: it was deleted and created again, or this is "
-                "another mailbox. Start the query with a new checkpoint",
-                offset["epoch"],
-                found.epoch,
-            )
-        wanted = {int(name): value for name, value in offset.items() if name not in ("epoch", "opening")}
-        opening = offset.get("opening")
-        if opening == found.opening:
-            return wanted
-        compared = self._options.remote.ask(Compare(opening))
-        behind = {number: value for number, value in wanted.items() if value > compared.ends.get(number, value)}
-        if compared.known and not behind:
-            return wanted
-        error = _behind(self._options.remote.name, opening, wanted, behind, compared)
-        if self._options.fail_on_data_loss:
-            raise error
-        if (str(opening), found.opening) not in self._accepted:
-            self._accepted.add((str(opening), found.opening))
-            logger.warning("this query goes on: %s", error, extra={"event": "rows_lost"})
-        return {number: min(value, compared.ends.get(number, value)) for number, value in wanted.items()}
+        offsets, behind = offsets_in(offset, found, self._options.remote)
+        if behind is not None:
+            if self._options.fail_on_data_loss:
+                raise behind
+            if (behind.opening, found.opening) not in self._accepted:
+                self._accepted.add((behind.opening, found.opening))
+                logger.warning("this query goes on: %s", behind, extra={"event": "rows_lost"})
+        return offsets
 
     def _describe(self) -> Description:
         """Describe the mailbox; the first time check the columns and declare the group."""
@@ -467,35 +452,3 @@ def shares(start: Mapping[int, int], end: Mapping[int, int], rows: int) -> dict[
             given[number] += 1
             over -= 1
     return {number: start[number] + given[number] for number in end}
-
-
-def _offset(found: Description, offsets: Mapping[int, int]) -> dict[str, Any]:
-    numbers = {str(number): offset for number, offset in sorted(offsets.items())}
-    return {"epoch": found.epoch, "opening": found.opening, **numbers}
-
-
-def _behind(
-    name: str, opening: str | None, wanted: Mapping[int, int], behind: Mapping[int, int], compared: Compared
-) -> JournalBehind:
-    """Return an error that names the lost rows."""
-    ends = compared.ends
-    if compared.known:
-        gone = ", ".join(
-            f"rows {ends[number]} to {value - 1} of partition {number}" for number, value in behind.items()
-        )
-        what = f"{gone}, which this query has read, are gone from the journal, and other rows have their offsets or will get them"
-    else:
-        rows = ", ".join(f"row {end} of partition {number}" for number, end in sorted(ends.items()))
-        what = (
-            f"this checkpoint was written when the journal was open as {opening}, and this journal has no such opening: it is an older copy. "
-            f"From {rows} on it may have other rows than this query has read, which stands at {dict(wanted)}"
-        )
-    number = next(iter(behind or wanted), 0)
-    return JournalBehind(
-        f"mailbox {name}: {what}. Put the newest copy of the journal back, start the query with a new checkpoint, or set option "
-        f"failOnDataLoss=false: it continues with the existing rows from {dict(ends)} on",
-        opening=opening or "",
-        partition=number,
-        wanted=wanted.get(number, 0),
-        kept=ends.get(number, 0),
-    )

@@ -209,12 +209,18 @@ def _token_path(urls: list[str], token_file: str | None) -> str:
             "option tokenFile is missing: without a Unix socket the address does not tell where the token is"
         )
     if not Path(token_file).exists() and not os.path.isabs(token_file):
-        from pyspark import SparkFiles
-
         # Spark puts the folder of shipped files on the path, too. In the process of a stream's source, only that is right.
-        found: list[str] = [SparkFiles.get(token_file), *(os.path.join(place, token_file) for place in sys.path)]
-        return next(filter(os.path.exists, found), found[0])
+        found = [*_shipped(token_file), *(os.path.join(place, token_file) for place in sys.path)]
+        return next(filter(os.path.exists, found), token_file)
     return token_file
+
+
+def _shipped(name: str) -> list[str]:
+    try:
+        from pyspark import SparkFiles
+    except ModuleNotFoundError:
+        return []  # not Spark's process: `levada.actors.spark.read_mailbox` does without it
+    return [SparkFiles.get(name)]
 
 
 def _trusting(token: Token) -> ssl.SSLContext:
