@@ -37,6 +37,7 @@ NEEDS: dict[str, set[str]] = {
     "journal": JOURNAL,
     "postgres": JOURNAL | {"levada.actors.postgres"},
     "spark": JOURNAL | {"levada.actors.spark.query"},
+    "connect": JOURNAL | {"levada.actors.spark.query"},
     "cli": set(),
     "prometheus": set(),
     "dashboard": {"levada.actors.dashboard", WEBSOCKET},

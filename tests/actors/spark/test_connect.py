@@ -13,8 +13,8 @@ import pytest
 
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("pyspark")
-pytest.importorskip("grpc", reason="Spark Connect needs the packages of pyspark[connect]")
-pytest.importorskip("grpc_status", reason="Spark Connect needs the packages of pyspark[connect]")
+pytest.importorskip("grpc", reason="Spark Connect needs levada[connect]")
+pytest.importorskip("grpc_status", reason="Spark Connect needs levada[connect]")
 pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
 from levada.actors.journal import Append, Read  # noqa: E402

@@ -7,6 +7,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -166,3 +167,15 @@ def test_an_old_pyspark_is_refused_by_name(monkeypatch: pytest.MonkeyPatch) -> N
     for version in ("4.2.0", "4.10.0", "5.0.0.dev1"):
         monkeypatch.setattr(pyspark, "__version__", version)
         require_pyspark()
+
+
+@pytest.mark.parametrize("package", ["grpc", "grpc_status", "google.rpc", "zstandard"])
+def test_a_missing_package_of_spark_connect_is_named(monkeypatch: pytest.MonkeyPatch, package: str) -> None:
+    """Before Spark looks, which ends an interactive program with "Skipping doctests"."""
+    for each in ("grpc", "grpc_status", "google", "google.rpc", "zstandard"):
+        monkeypatch.setitem(sys.modules, each, ModuleType(each))
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    monkeypatch.setenv("SPARK_REMOTE", "sc://localhost:1")
+    wanted = f"a session of Spark Connect needs {package}: pip install 'levada\\[connect\\]'"
+    with pytest.raises(ModuleNotFoundError, match=wanted):
+        session()

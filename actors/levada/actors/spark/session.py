@@ -8,6 +8,7 @@ shell script starts Java without this argument. Spark's MLlib then computes with
 from __future__ import annotations
 
 import atexit
+import importlib
 import logging
 import os
 import re
@@ -40,6 +41,7 @@ OLDEST = 17
 OLDEST_PYSPARK = 4, 2
 """The oldest version of Spark whose Python data sources write streams in Arrow batches."""
 PROBE_TIMEOUT = 60.0  # seconds for a Java to print its version; 0.2 on an idle machine
+_OF_CONNECT = "grpc", "grpc_status", "google.rpc", "zstandard"
 _ADDED_BY_STREAMS = {"SPARK_AUTH_SOCKET_TIMEOUT", "SPARK_BUFFER_SIZE", "SPARK_LOCAL_DIRS", "SPARK_PYTHON_RUNTIME"}
 """Environment variables that Spark adds to those of a data source when a stream of it starts."""
 _SHIM = """\
@@ -134,6 +136,17 @@ def require_pyspark() -> None:
         )
 
 
+def _require_connect() -> None:
+    """Raise `ModuleNotFoundError` unless the packages of Spark Connect are there. Spark itself ends an interactive program without a word."""
+    for package in _OF_CONNECT:
+        try:
+            importlib.import_module(package)
+        except ModuleNotFoundError as missing:
+            raise ModuleNotFoundError(
+                f"a session of Spark Connect needs {package}: pip install 'levada[connect]'", name=package
+            ) from missing
+
+
 def session(
     *, master: str | None = None, app: str = "levada", log_level: str = "error", **conf: object
 ) -> SparkSession:
@@ -156,7 +169,7 @@ def session(
         ConfigurationError: there is no Java, see `find_java`; the name of the folder for temporary files is not UTF-8; a name is no setting of
             Spark; or Spark does not start, and the text has the root cause.
         ImportError: pyspark is older than 4.2.
-        ModuleNotFoundError: pyspark is not installed; the text names the extra.
+        ModuleNotFoundError: pyspark is not installed, or for Spark Connect one of its packages; the text names the extra.
     """
     require_pyspark()
     from pyspark.sql import SparkSession, is_remote
@@ -171,6 +184,8 @@ def session(
                 'session(**{"spark.sql.shuffle.partitions": 4})'
             )
     remote = "spark.remote" in settings or "SPARK_REMOTE" in os.environ or is_remote()
+    if remote:
+        _require_connect()
     if SparkSession.getActiveSession() is None:
         _prepare()
     if remote:
