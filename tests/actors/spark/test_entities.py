@@ -20,7 +20,7 @@ from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Mov
 from tests.actors.durable.test_placement import Slow, placed  # noqa: E402
 
 from levada.actors.durable import Shards, shards  # noqa: E402
-from levada.actors.journal import SchemaMismatch  # noqa: E402
+from levada.actors.journal import OffsetGone, SchemaMismatch, TrimRows  # noqa: E402
 from levada.actors.nodes import nodes_of  # noqa: E402
 from levada.actors.spark import ActorFailed, AskRows, EachCommand, RemoteActor, ask_batches  # noqa: E402
 from levada.actors.spark.protocol import DeliverBatch, StageHead  # noqa: E402
@@ -96,6 +96,35 @@ def test_the_events_of_a_durable_class_are_read_without_the_bookkeeping(actors: 
     assert [row[0] for row in found] == ["anna"] * 4 + ["bert"] * 3 + ["cleo"] * 3
     assert actors.do(lambda: accounts.erase("bert")) > 0
     assert [row[0] for row in events(actors)] == ["anna"] * 4 + ["cleo"] * 3
+
+
+@pytest.mark.parametrize("kept", WHERE)
+def test_readers_of_a_trimmed_log_begin_behind_it_or_are_told(actors: Actors, tmp_path: Path, *, kept: bool) -> None:
+    """The rows that are left before are not taken for all."""
+    accounts = open_accounts(actors, tmp_path / "log", snapshot_every=3, keeper=kept)
+    for name in ("anna", "bert"):
+        for _ in range(7):
+            ask(actors, accounts, name, Deposit(1))
+    log = log_of(actors)
+    before = log.describe()
+    journal = accounts.journal
+    assert journal is not None
+    for partition in before.end:
+        actors.do(lambda number=partition: journal.ask(TrimRows(number, 1e12), timeout=250))
+    after = log.describe()
+    left = [
+        row
+        for number, end in after.end.items()
+        for batch in log.read(number, after.first[number], end, epoch=after.epoch, schema=after.columns())
+        for row in batch.column("sequence").to_pylist()
+    ]
+    assert left == [7, 7]
+    number = max(after.first, key=after.first.__getitem__)
+    with pytest.raises(
+        OffsetGone, match=rf"rows 0 to {after.first[number] - 1} have been deleted .*, or trimmed"
+    ) as gone:
+        list(log.read(number, 0, after.end[number], epoch=after.epoch, schema=after.columns()))
+    assert gone.value.first == after.first[number]
 
 
 def test_only_entities_write_their_log(actors: Actors, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""``levada journal``: inspect, verify, repair, back up, restore, copy and export a journal."""
+"""``levada journal``: inspect, verify, repair, back up, restore, copy, trim and export a journal."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from levada.framework.text import finite
 from levada.transports.text import printable
 
 from . import Subparsers
-from .arguments import positive, seconds, whole
+from .arguments import positive, real, seconds, whole
 
 if TYPE_CHECKING:
     from levada.actors.journal import Copied
@@ -36,9 +36,10 @@ def add_parser(subparsers: Subparsers) -> None:
     """Describe the arguments."""
     parser = subparsers.add_parser(
         "journal",
-        help="show, verify, repair, back up, restore, copy and export a journal",
-        description="Inspect a journal that no process has open, or a copy, even one from another machine. Only `repair --yes` changes a journal. "
-        "`backup`, `copy` and `export` also read a journal that is open.",
+        help="show, verify, repair, back up, restore, copy, trim and export a journal",
+        description="Inspect a journal that no process has open, or a copy, even one from another machine. "
+        "Only `repair --yes` and `trim` change a journal. "
+        "`backup`, `copy`, `export` and `trim` also take a journal that is open.",
         epilog="Exit codes: 0 the journal is whole; 1 there is damage, or a write that was never answered; "
         "2 a mistake, or a process has the journal open.",
     )
@@ -99,6 +100,25 @@ def add_parser(subparsers: Subparsers) -> None:
     copy.add_argument("--verify", action="store_true", help="compare all rows before the copy counts as whole")
     copy.set_defaults(function=_copy)
     waits(copy)
+    text = "remove old rows behind snapshots from the log of durable actors, also while a process has it open"
+    trim = commands.add_parser("trim", help=text, description=text[0].upper() + text[1:] + ".")
+    trim.add_argument("source", metavar="LOG", help=place)
+    trim.add_argument("--keep", type=real("days", 0), required=True, metavar="DAYS", help="younger rows stay")
+    trim.add_argument(
+        "--remember",
+        type=positive,
+        default=256,
+        metavar="N",
+        help="answers of commands that stay for each entity, as shards(remember=) has it (default: 256)",
+    )
+    trim.add_argument(
+        "--timeout",
+        type=seconds,
+        default=600.0,
+        metavar="SECONDS",
+        help="wait at most so long for a process that has the log open (default: 600)",
+    )
+    trim.set_defaults(function=_trim)
     export = command(
         "export", _export, "write rows to a file for other programs, also while a process has the journal open"
     )
@@ -382,6 +402,22 @@ def _copy(args: argparse.Namespace) -> int:
         )
 
     return _unless_damaged(lambda: trio.run(copy))
+
+
+def _trim(args: argparse.Namespace) -> int:
+    import trio
+
+    from levada.actors.durable import trim_log
+    from levada.framework import ActorSystem
+
+    async def trim() -> None:
+        async with ActorSystem("trim") as system:
+            rows = await trim_log(
+                system, args.source, keep=args.keep * 86_400, remember=args.remember, timeout=args.timeout
+            )
+        print(f"{rows:,} rows were trimmed")
+
+    return _unless_damaged(lambda: trio.run(trim))
 
 
 def _export(args: argparse.Namespace) -> int:

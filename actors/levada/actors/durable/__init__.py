@@ -16,8 +16,10 @@ from .errors import CommandFailed, DurableError, EntityErased, OutcomeUnknown, R
 from .moving import CopiedRows, copy_log
 from .rows import log_columns, log_config
 from .settings import ShardStatistics
+from .trim_log import trim_log
 
 __all__ = [
     "CommandFailed", "CommandReused", "CopiedRows", "Durable", "DurableError", "Entity", "EntityErased", "OutcomeUnknown", "ReplayFailed",
-    "ShardLost", "ShardStatistics", "Shards", "applies", "copy_log", "log_columns", "log_config", "shards", "shards_of", "upcasts",
+    "ShardLost", "ShardStatistics", "Shards", "applies", "copy_log", "log_columns", "log_config", "shards", "shards_of",
+    "trim_log", "upcasts",
 ]  # fmt: skip

@@ -24,7 +24,7 @@ import trio
 from levada.actors.metrics.journal import journal_samples
 from levada.framework import Behaviour, Failed, Killed, Reason, Reply, Sample, handles
 from levada.framework.embedding import DescribedActor
-from levada.framework.errors import ActorError
+from levada.framework.errors import ActorError, LevadaError
 from levada.framework.files import folder_path
 from levada.framework.platform import Platform
 from levada.transports.text import printable
@@ -66,6 +66,7 @@ from .questions import (
 )
 from .reading import command_of, entity_of, rows_of
 from .store import Store
+from .trim_requests import TrimRequest
 from .writing import GROUP_BYTES, JournalWriter, Queue
 
 __all__ = ["Journal"]
@@ -356,6 +357,9 @@ class Journal(
         self._clean_later()
         is_behind = bool(self._queue.urgent)  # then questions go first
         self._do_soon(self._store.look)
+        request = self._store.take_trim_request()
+        if request is not None:
+            self.start_soon(self._trim_all, request)
         if not is_behind and (self._queue.full or self._counts_time):
             self._do_soon(self._store.retain)
 
@@ -418,6 +422,17 @@ class Journal(
         rows = await self._rewrite(steps, reply)
         if rows is not None and reply is not None:
             reply.send(Trimmed(m.partition, rows))
+
+    async def _trim_all(self, request: TrimRequest) -> None:
+        """Trim all partitions for another process."""
+        rows, why = 0, ""
+        try:
+            for number in range(self.config.partitions):
+                done = await self.ref.ask(TrimRows(number, request.older, request.remember), timeout=None)
+                rows += done.rows
+        except LevadaError as error:
+            why = str(error)
+        await self._writer.in_thread(lambda: self._store.answer_trim(request, rows, why))
 
     async def _rewrite(
         self, begin: Callable[[], Coroutine[Any, Any, Iterator[int]]], reply: Reply[Any] | None

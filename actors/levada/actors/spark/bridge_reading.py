@@ -98,7 +98,7 @@ def _require_whole(extent: Extent, partition: int, start: int) -> None:
     """Raise `OffsetGone` if rows from an offset on were deleted, or trimmed."""
     first = extent.whole.get(partition, 0)
     if start < first:
-        what = f"partition {partition}: rows {start} to {first - 1} were trimmed, or have been deleted by retention"
+        what = f"partition {partition}: rows {start} to {first - 1} have been deleted by retention, or trimmed"
         raise OffsetGone(what, partition=partition, wanted=start, first=first)
 
 

@@ -362,8 +362,8 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
             for number, first in found.first.items():
                 if begun.get(number, 0) < min(first, stops.get(number, 0)):
                     raise OffsetGone(
-                        f"mailbox {self._options.remote.name}, partition {number}: rows {begun.get(number, 0)} to {first - 1} were trimmed, "
-                        "or deleted by retention, before this query has read them (option failOnDataLoss=false goes on without them, option "
+                        f"mailbox {self._options.remote.name}, partition {number}: rows {begun.get(number, 0)} to {first - 1} have been "
+                        "deleted by retention, or trimmed, before this query has read them (option failOnDataLoss=false goes on without them, option "
                         "group keeps them)",
                         partition=number,
                         wanted=begun.get(number, 0),

@@ -1,0 +1,101 @@
+"""`trim_log`: a log of durable actors, trimmed once, whether a program has it open or not."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from levada.actors.journal import GetExtent, Store, Trimmed, TrimRows, journal_error
+from levada.actors.journal.inspection import inspect, journals_in
+from levada.actors.journal.trim_requests import ask_writer
+from levada.framework import ActorSystem
+from levada.framework.durations import is_duration
+from levada.framework.errors import ActorError, ConfigurationError
+from levada.framework.files import folder_path
+from levada.framework.platform import Platform
+
+from .entry import DATABASES
+from .rows import log_config
+
+__all__ = ["trim_log"]
+
+
+async def trim_log(
+    system: ActorSystem,
+    source: str | os.PathLike[str],
+    *,
+    keep: float,
+    remember: int = 256,
+    timeout: float = 600.0,
+) -> int:
+    """Remove old rows behind snapshots from the log of a durable class, as ``shards(keep=…)`` does from time to time.
+
+    The program of the log may run meanwhile: the process that has a folder open does it then. This function does not know the class. So it takes any
+    snapshot for one that the class can read: call it for a class whose fields have not changed since.
+
+    Args:
+        system: the system of this process.
+        source: a folder; or the URL of a database, with the name of the table: ``postgresql://host/bank?table=accounts``.
+        keep: seconds. Younger rows stay.
+        remember: how many answers of commands stay for each entity; what the program gives to `shards`, or more.
+        timeout: seconds to wait for a process that has the folder open.
+
+    Returns:
+        The number of rows that went.
+
+    Raises:
+        ConfigurationError: there is no log of a durable class, or `keep` or `remember` is invalid.
+        JournalLocked: the process that has the folder open does not answer.
+        JournalError, OSError: the log cannot be read or written.
+
+    Cancellation:
+        rows that are gone by then stay gone.
+    """
+    if not is_duration(keep, zero=True):
+        raise ConfigurationError(f"keep is {keep!r}, wanted seconds, 0 or more")
+    if not isinstance(remember, int) or remember < 1:
+        raise ConfigurationError(f"remember is {remember!r}, wanted a whole number of 1 or more")
+    older = system.platform.time() - keep
+    if isinstance(source, str) and source.startswith(DATABASES):
+        return await _trim_database(system, source, older, remember)
+    path = folder_path(source)
+    return await system.platform.run_in_thread(_trim_folder, system.platform, path, older, remember, timeout)
+
+
+def _trim_folder(platform: Platform, path: Path, older: float, remember: int, timeout: float) -> int:
+    if journals_in(path) != [path]:
+        raise ConfigurationError(f"{path} is not a log: name a folder that has a ledger.sqlite")
+    rows = ask_writer(platform, path, older, remember, timeout)
+    if rows is not None:
+        return rows
+    with inspect(path) as found:
+        shards = len(found.partitions)
+    rows = 0
+    with Store.open(path, None, log_config(shards)) as store:
+        for shard in range(shards):
+            to_go = store.rows_to_go(TrimRows(shard, older, remember))
+            rows += sum(store.trim(shard, to_go))
+    return rows
+
+
+async def _trim_database(system: ActorSystem, url: str, older: float, remember: int) -> int:
+    try:
+        from levada.actors.postgres import PostgresStore
+        from levada.actors.postgres.copying import still_postgres
+    except ModuleNotFoundError as missing:
+        raise ConfigurationError(str(missing)) from missing
+    store = PostgresStore.at(url, "")
+
+    def shards_of() -> int:
+        with still_postgres(store.address) as still:  # raises if there is no log; to open one would make it
+            return len(still.ends)
+
+    rows = 0
+    async with store.open(system, await system.platform.run_in_thread(shards_of)) as log:
+        try:
+            for shard in (await log.ask(GetExtent(), timeout=None)).end:
+                done: Trimmed = await log.ask(TrimRows(shard, older, remember), timeout=None)
+                rows += done.rows
+        except ActorError as error:
+            raise journal_error(error) or error from error
+    return rows

@@ -1,0 +1,98 @@
+"""A log is trimmed once: closed, while its program runs, and by the command line."""
+
+from __future__ import annotations
+
+import contextlib
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import trio
+
+pytest.importorskip("pyarrow")
+
+from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit
+from tests.actors.durable.test_trimming import accounts_in
+
+from levada.actors import cli
+from levada.actors.durable import log_columns, log_config, shards, trim_log
+from levada.actors.journal import Journal, JournalConfig, JournalError, JournalLocked, Store
+from levada.framework import ActorSystem, bounded
+from levada.framework.errors import ConfigurationError
+
+FOREVER: dict[str, Any] = {"shutdown_timeout": 1e6, "ask_timeout": 1e6}
+
+
+async def fill(folder: Path) -> None:
+    async with accounts_in(folder, shards=2) as accounts:
+        for name in ("anna", "bert"):
+            for number in range(7):
+                await accounts[name].ask(Deposit(1), command=f"{name} {number}")
+
+
+async def balances(folder: Path) -> list[int]:
+    async with accounts_in(folder, shards=2) as accounts:
+        await accounts["anna"].ask(Deposit(1), command="anna 6")  # is known
+        return [await accounts[name].ask(Balance()) for name in ("anna", "bert")]
+
+
+async def test_a_closed_folder_is_trimmed(tmp_path: Path) -> None:
+    await fill(tmp_path)
+    async with ActorSystem("test", **FOREVER) as system:
+        assert await trim_log(system, tmp_path, keep=3600.0, remember=3) == 0
+        assert await trim_log(system, tmp_path, keep=0, remember=3) == 8
+        assert await trim_log(system, tmp_path, keep=0, remember=3) == 0
+    assert await balances(tmp_path) == [7, 7]
+
+
+async def test_a_folder_is_trimmed_while_its_program_runs(tmp_path: Path) -> None:
+    async with ActorSystem("test", **FOREVER) as system:
+        journal: Any = partial(
+            Journal, tmp_path, log_columns(EVENTS), config=log_config(2), clean_every=0.01, reopen_every=1.0
+        )
+        log = system.spawn(journal, mailbox=bounded(256))
+        accounts = await shards(system, Account, events=EVENTS, journal=log, shards=2, snapshot_every=5, remember=3)
+        for number in range(7):
+            await accounts["anna"].ask(Deposit(1), command=f"anna {number}")
+        assert await trim_log(system, tmp_path, keep=0, remember=3) == 4
+        assert await accounts["anna"].ask(Deposit(1), command="anna 6") == 7
+        assert await accounts["anna"].ask(Deposit(1)) == 8
+    assert not list(tmp_path.glob("trim.re*")) + list(tmp_path.glob("trim.an*"))  # noqa: ASYNC240
+
+
+async def test_a_program_that_does_not_answer_is_named(tmp_path: Path) -> None:
+    await fill(tmp_path)
+    with Store.open(tmp_path, None, log_config(2)):
+        async with ActorSystem("test", **FOREVER) as system:
+            with pytest.raises(JournalLocked, match="did not answer for 0 s"):
+                await trim_log(system, tmp_path, keep=0, timeout=0.0)
+    assert not (tmp_path / "trim.request").exists()
+
+
+async def test_a_journal_that_is_no_log_is_refused(tmp_path: Path) -> None:
+    Store.open(tmp_path / "mailbox", None, JournalConfig()).close()
+    async with ActorSystem("test", **FOREVER) as system:
+        with pytest.raises(ConfigurationError, match="is not a log"):
+            await trim_log(system, tmp_path, keep=0)
+        with pytest.raises((JournalError, ConfigurationError), match="entity"):
+            await trim_log(system, tmp_path / "mailbox", keep=0)
+        wrongs: list[dict[str, Any]] = [{"keep": -1}, {"keep": 0, "remember": 0}]
+        for wrong in wrongs:
+            with pytest.raises(ConfigurationError, match="wanted"):
+                await trim_log(system, tmp_path, **wrong)
+
+
+def test_the_command_line_trims(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trio.run(fill, tmp_path)
+    assert cli.main(["journal", "trim", str(tmp_path), "--keep", "1"]) == 0
+    assert cli.main(["journal", "trim", str(tmp_path), "--keep", "0", "--remember", "3"]) == 0
+    assert capsys.readouterr().out == "0 rows were trimmed\n8 rows were trimmed\n"
+    assert cli.main(["journal", "verify", str(tmp_path)]) == 0
+    capsys.readouterr()
+    assert cli.main(["journal", "trim", str(tmp_path / "nowhere"), "--keep", "0"]) == 2
+    assert "is not a log" in capsys.readouterr().err
+    with contextlib.suppress(SystemExit):
+        cli.main(["journal", "trim", str(tmp_path)])
+    assert "--keep" in capsys.readouterr().err
+    assert trio.run(balances, tmp_path) == [7, 7]
