@@ -12,8 +12,7 @@ from collections.abc import Callable, Iterator
 
 import trio
 
-from levada.actors.console import SORTS, Snapshot, connect_console, table, text
-from levada.actors.console.view import HEADINGS, NUMBERS, headline
+from levada.actors.console import SORTS, Snapshot, connect_console, text
 from levada.framework.errors import ConfigurationError
 
 from . import Subparsers, dashboard
@@ -22,8 +21,6 @@ from .servers import console_of
 
 __all__ = ["add_parser", "run"]
 
-STATE_STYLES = {"waiting": "yellow", "restarting": "red", "stopping": "magenta", "ready": "green"}
-
 
 def add_parser(subparsers: Subparsers) -> None:
     """Describe the arguments."""
@@ -31,8 +28,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "top",
         help="watch the actors of a running program",
         description="Show the actors of a 'levada serve', or of another program that serves a console (levada.actors.console.serve_console), "
-        "repeatedly until Ctrl-C or the key q. On a terminal the screen is redrawn; elsewhere snapshots follow one another. "
-        "The actors of nodes are shown below their node.",
+        "repeatedly until Ctrl-C or the key q. On a terminal the program's own actors come first, and keys scroll, fold, filter and sort them; "
+        "elsewhere snapshots follow one another. The actors of nodes are shown below their node.",
     )
     parser.add_argument(
         "path", metavar="PATH", nargs="?", help="socket of the console (default: the one of 'levada serve')"
@@ -99,48 +96,37 @@ def _write_text(args: argparse.Namespace) -> Callable[[Snapshot, Snapshot | None
 def _watch_live(args: argparse.Namespace) -> None:
     from rich.console import Console, Group
     from rich.live import Live
-    from rich.table import Table
-    from rich.text import Text
 
-    screen = Console()
+    from .screen import Screen, keys_in
 
-    def draw(snapshot: Snapshot, previous: Snapshot | None) -> None:
-        head = [
-            Text(line, style="bold" if number == 0 else "") for number, line in enumerate(headline(snapshot, previous))
-        ]
-        grid = Table(box=None, header_style="reverse", expand=True, pad_edge=False)
-        for number, heading in enumerate(HEADINGS):
-            grid.add_column(heading, justify="right" if number in NUMBERS else "left", no_wrap=True)
-        rows = table(snapshot, previous=previous, sort=args.sort, depth=args.depth)
-        room = max(1, screen.height - len(head) - 3)
-        for row in rows[:room]:
-            grid.add_row(
-                *(Text(cell, style=STATE_STYLES.get(cell, "") if n == 2 else "") for n, cell in enumerate(row))
-            )
-        more = [Text(f"… {len(rows) - room:,} more (a taller window, --depth or --sort)")] if len(rows) > room else []
-        live.update(Group(*head, grid, *more), refresh=True)
+    terminal = Console()
+    screen = Screen(sort=args.sort, depth=args.depth)
 
-    with Live(console=screen, screen=True, auto_refresh=False) as live, _keys() as keyboard:
-        trio.run(_watch_until_q, args, draw, keyboard)
+    def draw() -> None:
+        live.update(Group(*screen.lines(terminal.width, terminal.height)), refresh=True)
 
+    def take(snapshot: Snapshot, previous: Snapshot | None) -> None:
+        screen.take(snapshot, previous)
+        draw()
 
-async def _watch_until_q(
-    args: argparse.Namespace, draw: Callable[[Snapshot, Snapshot | None], None], keyboard: int | None
-) -> None:
-    async with trio.open_nursery() as nursery:
-        if keyboard is not None:
-            nursery.start_soon(_read_keys, keyboard, nursery.cancel_scope)
-        await _watch(args, draw)
+    async def read_keys(keyboard: int, watching: trio.CancelScope) -> None:
+        while True:
+            await trio.lowlevel.wait_readable(keyboard)
+            data = os.read(keyboard, 100)
+            if not data:  # the terminal is gone
+                return
+            if any(map(screen.press, keys_in(data))):
+                watching.cancel()
+            draw()
 
+    async def watch(keyboard: int | None) -> None:
+        async with trio.open_nursery() as nursery:
+            if keyboard is not None:
+                nursery.start_soon(read_keys, keyboard, nursery.cancel_scope)
+            await _watch(args, take)
 
-async def _read_keys(keyboard: int, watching: trio.CancelScope) -> None:
-    while True:
-        await trio.lowlevel.wait_readable(keyboard)
-        keys = os.read(keyboard, 100)
-        if b"q" in keys.lower():
-            watching.cancel()
-        if not keys:  # the terminal is gone
-            return
+    with Live(console=terminal, screen=True, auto_refresh=False) as live, _keys() as keyboard:
+        trio.run(watch, keyboard)
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Final, Literal, TextIO, get_args
 
 import attrs
@@ -16,7 +16,9 @@ from .snapshot import NodeSnapshot, Row, Snapshot, take_snapshot
 if TYPE_CHECKING:
     from levada.framework import ActorSystem
 
-__all__ = ["HEADINGS", "SORTS", "Sort", "headline", "show", "table", "text"]
+__all__ = [
+    "HEADINGS", "SORTS", "Entry", "Sort", "cells", "duration", "entries", "headline", "in_order", "show", "table", "text",
+]  # fmt: skip
 
 Sort = Literal["tree", "path", "queue", "age", "handled", "rate", "restarts"]
 """An order of a table: one of `SORTS`."""
@@ -26,6 +28,16 @@ SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
 HEADINGS: Final = ("actor", "class", "state", "queue", "oldest", "handled", "per s", "restarts", "in", "about")
 NUMBERS: Final = frozenset({3, 4, 5, 6, 7})
 """Columns that are aligned right."""
+
+Entry = tuple[Row, float | None]
+"""A row, and the messages that the actor handles per second if they are known."""
+_ORDERS: Final[Mapping[Sort, Callable[[Entry], float]]] = {
+    "queue": lambda entry: entry[0].depth,
+    "age": lambda entry: entry[0].age,
+    "handled": lambda entry: entry[0].handled,
+    "rate": lambda entry: entry[1] or 0.0,
+    "restarts": lambda entry: entry[0].restarts,
+}
 
 
 def show(
@@ -88,6 +100,12 @@ def table(
         sort: the order of the actors, see `SORTS`.
         depth: how many levels below the root are shown; ``None``: all.
     """
+    rows = [(row, rate) for row, rate in entries(snapshot, previous) if depth is None or row.level <= depth]
+    return [cells(row, rate, indented=sort == "tree") for row, rate in in_order(rows, sort)]
+
+
+def entries(snapshot: Snapshot, previous: Snapshot | None = None) -> list[Entry]:
+    """Return all rows of a snapshot: the program's own, then each node and its rows, whose paths begin with the node's name."""
     rows = _rows(snapshot, previous)
     before = {node.name: node.snapshot for node in previous.nodes} if previous is not None else {}
     for node in snapshot.nodes:
@@ -95,36 +113,33 @@ def table(
         if node.snapshot is not None:
             # The node's own row stands for its root.
             rows += _rows(node.snapshot, before.get(node.name), node.name)[1:]
-    rows = [(row, rate) for row, rate in rows if depth is None or row.level <= depth]
-    keys: dict[Sort, Callable[[tuple[Row, float | None]], float]] = {
-        "queue": lambda entry: entry[0].depth,
-        "age": lambda entry: entry[0].age,
-        "handled": lambda entry: entry[0].handled,
-        "rate": lambda entry: entry[1] or 0.0,
-        "restarts": lambda entry: entry[0].restarts,
-    }
+    return rows
+
+
+def in_order(rows: list[Entry], sort: Sort) -> list[Entry]:
+    """Return rows in an order of `SORTS`; ``tree`` leaves them where they are."""
     if sort == "path":
-        rows.sort(key=lambda entry: entry[0].path)
-    elif sort != "tree":
-        rows.sort(key=keys[sort], reverse=True)
-    return [
-        (
-            _name(row, indented=sort == "tree"),
-            printable(row.kind.lstrip("_")),
-            printable(row.state),
-            f"{row.depth:,}",
-            duration(row.age) if row.age else "",
-            f"{row.handled:,}",
-            "" if rate is None else f"{rate:,.0f}",
-            f"{row.restarts:,}" if row.restarts else "",
-            _doing(row),
-            printable(row.about),
-        )
-        for row, rate in rows
-    ]
+        return sorted(rows, key=lambda entry: entry[0].path)
+    return rows if sort == "tree" else sorted(rows, key=_ORDERS[sort], reverse=True)
 
 
-def _rows(snapshot: Snapshot, previous: Snapshot | None, node: str = "") -> list[tuple[Row, float | None]]:
+def cells(row: Row, rate: float | None, *, indented: bool) -> tuple[str, ...]:
+    """Return the cells of one row, one for each of `HEADINGS`."""
+    return (
+        _name(row, indented=indented),
+        printable(row.kind.lstrip("_")),
+        printable(row.state),
+        f"{row.depth:,}",
+        duration(row.age) if row.age else "",
+        f"{row.handled:,}",
+        "" if rate is None else f"{rate:,.0f}",
+        f"{row.restarts:,}" if row.restarts else "",
+        _doing(row),
+        printable(row.about),
+    )
+
+
+def _rows(snapshot: Snapshot, previous: Snapshot | None, node: str = "") -> list[Entry]:
     """Return the rows of one process, each with the messages handled per second if they are known."""
     rates = _rates(snapshot, previous)
     return [(attrs.evolve(row, path=node + row.path), rates.get(row.path)) for row in snapshot.actors]
