@@ -11,6 +11,7 @@ import attrs
 import trio
 
 from levada.actors.durable import Durable, ReplayFailed, applies, shards
+from levada.actors.journal import TrimRows
 from levada.actors.nodes import NodeSettings, local_nodes
 from levada.framework import ActorSystem, Asks, Ref, handles, message, restart
 from levada.framework.errors import LevadaError
@@ -138,8 +139,11 @@ class Bank:
             for client in range(self.clients)
         ]
         self._reminders = {add.id for todo in self._todo for _, add in todo if add.after}
+        self._trims = random.Random(f"trims {world.seed}").random() < 0.5
         self._done = trio.Event()
         self._lives = 0
+        self._trimmed = 0
+        """Rows that were trimmed by `_trim`."""
 
     async def run(self) -> None:
         """Run it until every command is answered and the history is right."""
@@ -163,11 +167,17 @@ class Bank:
                 keeper=self._keeper,
                 idle=self._idle,
                 snapshot_every=self._snapshot_every,
+                keep=0.0 if self._trims else None,
             )
-            async with trio.open_nursery() as clients:
-                for number, todo in enumerate(self._todo):
-                    rng = random.Random(f"client {self._world.seed} {number} {self._lives}")
-                    clients.start_soon(self._work, accounts, todo, rng)
+            with trio.CancelScope() as trimming:
+                async with trio.open_nursery() as operator:
+                    if self._trims:
+                        operator.start_soon(self._trim, accounts)
+                    async with trio.open_nursery() as clients:
+                        for number, todo in enumerate(self._todo):
+                            rng = random.Random(f"client {self._world.seed} {number} {self._lives}")
+                            clients.start_soon(self._work, accounts, todo, rng)
+                    trimming.cancel()
             self._world.strikes.stop()
             await self._check(accounts)
             self._done.set()
@@ -190,6 +200,17 @@ class Bank:
             else:
                 todo.popleft()
                 await trio.sleep(rng.choice(self.rests))
+
+    async def _trim(self, accounts: Any) -> None:
+        """Have the log trimmed again and again, besides what the shards do."""
+        rng = random.Random(f"trimming {self._world.seed} {self._lives}")
+        while True:
+            await trio.sleep(rng.choice((0.1, 0.5, 2.0)))
+            for shard in range(4):
+                try:
+                    self._trimmed += (await accounts.journal.ask(TrimRows(shard, 1e12), timeout=5.0)).rows
+                except LevadaError:
+                    pass  # the journal is away, or refuses
 
     async def _check(self, accounts: Any) -> None:
         """Each command is done once, each answer is its number, in the order of real time; each reminder has come once."""

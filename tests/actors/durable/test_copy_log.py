@@ -16,7 +16,7 @@ pa = pytest.importorskip("pyarrow")
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Withdraw  # noqa: E402
 from tests.actors.durable.test_reminders import Clock, Plan, Rang, Seen  # noqa: E402
 
-from levada.actors.durable import CommandFailed, EntityErased, copy_log, log_columns, log_config, shards  # noqa: E402
+from levada.actors.durable import CommandFailed, EntityErased, copy_log, log_columns, log_config, shards, trim_log  # noqa: E402
 from levada.actors.journal import (  # noqa: E402
     Appended,
     CopyRows,
@@ -82,6 +82,17 @@ async def test_durable_actors_go_on_with_a_copy(tmp_path: Path) -> None:
             await accounts["carl"].ask(Balance())
     with pytest.raises(ConfigurationError, match="has rows, and is no unfinished copy of the log"):
         await copied(source, target)
+
+
+async def test_a_trimmed_log_is_copied(tmp_path: Path) -> None:
+    """The copy says as well how far rows are missing."""
+    await fill(tmp_path / "a")
+    async with ActorSystem("trim") as system:
+        assert await trim_log(system, tmp_path / "a", keep=0, remember=1) > 0
+    await copied(tmp_path / "a", tmp_path / "b", verify=True)
+    assert rows_of(tmp_path / "b") == rows_of(tmp_path / "a")
+    with Store.open(tmp_path / "a", None, log_config(2)) as one, Store.open(tmp_path / "b", None, log_config(2)) as two:
+        assert one.extent().trimmed == two.extent().trimmed != {}
 
 
 async def test_reminders_come_from_a_copy(tmp_path: Path) -> None:

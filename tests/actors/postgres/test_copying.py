@@ -18,9 +18,9 @@ from tests.actors.durable.test_copy_log import Stop, copied, fill, rows_of, stop
 from tests.actors.postgres.cluster import Cluster
 from tests.actors.postgres.test_questions import table_of, terminate
 
-from levada.actors.durable import EntityErased, copy_log, shards
+from levada.actors.durable import EntityErased, copy_log, log_config, shards, trim_log
 from levada.actors.durable.testing import _fault_checks
-from levada.actors.journal import CopyUnfinished, still
+from levada.actors.journal import CopyUnfinished, Store, still
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
@@ -38,11 +38,18 @@ async def test_a_log_goes_to_postgresql_and_back(tmp_path: Path, server: Cluster
     """Command ids, snapshots and erasures are the same, and rows have the same offsets."""
     one, two = (server.url(f"{server.schema()}.log") for _ in range(2))
     await fill(tmp_path / "a")
+    async with ActorSystem("trim") as system:
+        assert await trim_log(system, tmp_path / "a", keep=0, remember=3) > 0
     found = await copied(tmp_path / "a", one, verify=True)
     assert found.target == f"postgresql://levada@{server.folder}:5432/postgres?table={table_of(one)}"
     for source, target in ((one, two), (two, tmp_path / "b")):
         assert (await copied(source, target, verify=True)).rows == found.rows
     assert rows_of(tmp_path / "b") == rows_of(tmp_path / "a")
+    with (
+        Store.open(tmp_path / "a", None, log_config(2)) as first,
+        Store.open(tmp_path / "b", None, log_config(2)) as last,
+    ):
+        assert first.extent().trimmed == last.extent().trimmed != {}
     wanted = [("bert", Deposit(1), "c2"), ("anna", Deposit(2), "last"), ("anna", Deposit(2), "new")]
     for place in (one, two, tmp_path / "b"):
         assert await balances(place, *wanted) == [3, 7, 9]

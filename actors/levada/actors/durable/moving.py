@@ -183,7 +183,7 @@ class _FolderPlace:
 
     def finish(self, source: StillLog) -> None:
         with self._store(source) as store:
-            store.finish_copy()
+            store.finish_copy(source.trimmed)
 
     def _store(self, source: StillLog) -> Store:
         return Store.open(self.path, source.columns, log_config(len(source.ends)), copy_of=source.epoch)
@@ -212,7 +212,7 @@ class _PostgresPlace:
     def finish(self, source: StillLog) -> None:
         from levada.actors.postgres.copying import finish_postgres
 
-        finish_postgres(self.store.address)
+        finish_postgres(self.store.address, source.trimmed)
 
 
 @attrs.frozen

@@ -50,6 +50,11 @@ class StillLog(Protocol):
         """For each shard, the offset behind the last row."""
         ...
 
+    @property
+    def trimmed(self) -> Mapping[int, int]:
+        """As `Extent.trimmed`."""
+        ...
+
     def pages(self, shard: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a shard between two offsets, in order: a column ``offset``, then the columns of the log. Blocks."""
         ...
@@ -99,6 +104,10 @@ class _StillFolder:
     @property
     def ends(self) -> Mapping[int, int]:
         return {each.number: each.end for each in self.found.partitions}
+
+    @property
+    def trimmed(self) -> Mapping[int, int]:
+        return self.found.ledger.trimmed
 
     def pages(self, shard: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
         page, rows, size = list[pa.RecordBatch](), 0, 0

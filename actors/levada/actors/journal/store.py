@@ -415,8 +415,11 @@ class Store:
             at, done = places[done] + count, done + count
         yield from missing(end - at)
 
-    def finish_copy(self) -> None:
+    def finish_copy(self, trimmed: Mapping[int, int] | None = None) -> None:
         """Record that all rows of another log are copied into this one. Belongs to the thread that writes; twice is fine.
+
+        Args:
+            trimmed: the other log's `Extent.trimmed`.
 
         Raises:
             JournalUnwritable: the ledger cannot be written.
@@ -424,6 +427,8 @@ class Store:
         self._guard.require_usable()
         if self._ledger.copy_of is not None:
             with ledger_errors(self.directory):
+                for partition, end in (trimmed or {}).items():
+                    self._ledger.set_trimmed(partition, end)
                 self._ledger.set_copy_of(None)
             self._note(self._partitions)
 

@@ -32,6 +32,7 @@ class _StillPostgres:
     session: Session
     head: LogHead
     ends: Mapping[int, int]
+    trimmed: Mapping[int, int]
 
     @property
     def epoch(self) -> str:
@@ -80,11 +81,11 @@ def still_postgres(address: PostgresAddress) -> Iterator[StillLog]:
     """
     with open_session(address) as session:
         session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        head, ends = read_log(session, address)
-        yield _StillPostgres(address, session, head, ends)
+        head, ends, trimmed = read_log(session, address)
+        yield _StillPostgres(address, session, head, ends, trimmed)
 
 
-def finish_postgres(address: PostgresAddress) -> None:
-    """Record that a copy is whole. Blocks; errors are as for `still_postgres`."""
+def finish_postgres(address: PostgresAddress, trimmed: Mapping[int, int]) -> None:
+    """Record that a copy is whole, of a log with this `Extent.trimmed`. Blocks; errors are as for `still_postgres`."""
     with open_session(address) as session:
-        finish_copy(session, address)
+        finish_copy(session, address, trimmed)

@@ -138,16 +138,23 @@ def _as_copy(session: Session, address: PostgresAddress, head: LogHead, copy_of:
     return attrs.evolve(head, copy_of=copy_of)
 
 
-def finish_copy(session: Session, address: PostgresAddress) -> None:
-    """Record that all rows of another log are copied into this one; errors are as for `open_log`."""
+def finish_copy(session: Session, address: PostgresAddress, trimmed: Mapping[int, int]) -> None:
+    """Record that all rows of another log, with this `Extent.trimmed`, are copied into this one; errors are as for `open_log`."""
+    trims = name_of(address, "_trims")
     try:
-        session.execute(f"UPDATE {name_of(address, '_log')} SET copy_of = NULL".encode())
+        with session.transaction():
+            for shard, end in trimmed.items():
+                session.execute(
+                    f"INSERT INTO {trims} (shard, trimmed) VALUES (%s, %s) ON CONFLICT (shard) DO UPDATE SET trimmed = excluded.trimmed".encode(),
+                    (shard, end),
+                )
+            session.execute(f"UPDATE {name_of(address, '_log')} SET copy_of = NULL".encode())
     except psycopg.Error as error:
         raise refusal(error.sqlstate or "", str(error), address) from None
 
 
-def read_log(session: Session, address: PostgresAddress) -> tuple[LogHead, dict[int, int]]:
-    """Return what a log is, and where its shards end.
+def read_log(session: Session, address: PostgresAddress) -> tuple[LogHead, dict[int, int], dict[int, int]]:
+    """Return what a log is, where its shards end, and how far they were trimmed.
 
     Raises:
         ConfigurationError: there is none.
@@ -161,7 +168,8 @@ def read_log(session: Session, address: PostgresAddress) -> tuple[LogHead, dict[
             )
         _require_columns(session, LogTables.of(address, head.columns))
         ends = session.execute(f'SELECT shard, "end" FROM {name_of(address, "_shards")} ORDER BY shard'.encode())
-        return head, dict(ends.fetchall())
+        trimmed = session.execute(f"SELECT shard, trimmed FROM {name_of(address, '_trims')}".encode())
+        return head, dict(ends.fetchall()), dict(trimmed.fetchall())
     except psycopg.Error as error:
         raise refusal(error.sqlstate or "", str(error), address) from None
 
