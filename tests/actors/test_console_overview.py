@@ -16,7 +16,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 from levada.actors import rsocket
 from levada.actors.console import View, Viewer
 from levada.actors.console.history import EVERY, KEPT_ROWS, history_of, keep_history
-from levada.actors.console.snapshot import nodes_asked_by
+from levada.actors.console.snapshot import Watching, nodes_asked_by
 from levada.framework import Actor, ActorSystem, Receiver, Sender, channel, handles, message, restart
 from levada.framework.embedding import DescribedActor
 
@@ -382,3 +382,38 @@ async def test_a_history_ends_with_its_last_user() -> None:
             assert one is two
         with history_of(system) as three:
             assert three is not one
+
+
+async def test_the_overview_of_a_driver_has_the_actors_and_troubles_of_its_nodes(mock_clock: MockClock) -> None:
+    mock_clock.autojump_threshold = 0
+    node = {"name": "n0", "state": "up", "pid": 1, "host": "", "restarts": 0, "snapshot": None, "error": ""}
+    async with ActorSystem() as system, ActorSystem("n0") as other:
+        remote = Viewer(other)
+
+        async def ask(limit: int) -> list[dict[str, Any]]:
+            await trio.lowlevel.checkpoint()
+            return [node, {**node, "name": "n1", "state": "down"}]
+
+        async def watch(name: str, actions: bool, tracebacks: bool) -> Watching:
+            await trio.lowlevel.checkpoint()
+            assert (name, actions, tracebacks) == ("n0", False, False)
+            return remote.answer
+
+        nodes_asked_by(system, ask, watch)
+        system.spawn(Office, 0, name="office")
+        clerk = other.spawn(Clerk, name="clerk")
+        with viewing(system) as viewer:
+            for _ in range(200):
+                clerk.tell(Work())
+            await viewer.look(View(page="overview"))
+            await trio.sleep(3.5)
+            for _ in range(50):
+                clerk.tell(Work())
+            answer = await viewer.look(View(page="overview"))
+            assert [(row.get("node"), row["path"]) for row in answer["rows"]] == [(None, "/office"), ("n0", "/clerk")]
+            assert answer["total"] == 2
+            wrong = [(trouble.get("node"), trouble["text"].partition(":")[0]) for trouble in answer["troubles"]]
+            assert wrong == [(None, "Node n1 is down."), ("n0", "/clerk falls behind")]
+        remote.close()
+        clerk.kill()
+        await clerk.terminated()

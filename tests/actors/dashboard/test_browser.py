@@ -309,6 +309,9 @@ async def test_the_tree_of_a_node(page: Page) -> None:
         async with local_nodes(system, 2, "tests.actors.nodes.apps:app") as nodes:
             await page.go(dashboard.login_url())
             await page.until(row("clerk"))
+            # The overview of the driver has the actors of the nodes.
+            await page.until(row("n1/"))
+            await page.until("document.querySelector('#nodes').innerText.includes('CPU')")
             await page.click("#page-nodes")
             await page.until(f"{row('n1')}?.innerText.includes('up')")
             await page.evaluate(f"{row('n1')}.click()")

@@ -59,6 +59,8 @@ ACTIONS: Final[tuple[Action, ...]] = get_args(Action)
 
 _INTERNAL: Final = 2000
 """The most actors of levada among which actors of the program are looked for, see `View.internals`."""
+_MOST_NODES: Final = 16
+"""The most nodes whose own overviews are a part of their driver's."""
 _SURVEY: Final = 0.004
 """Seconds of work for a pass over all actors in one answer."""
 MOST_ROWS: Final = 200
@@ -189,6 +191,8 @@ class Viewer:
         self._actions = actions
         self._tracebacks = tracebacks
         self._node: tuple[str, Watching] | None = None
+        self._watched: dict[str, Watching] = {}  # for the overview
+        self._seen: dict[str, dict[str, Any]] = {}  # their last answers
         self._recorder = Recorder(system, tracebacks=tracebacks)
         self._resources = ExitStack()
         self._history = self._resources.enter_context(history_of(system))
@@ -242,6 +246,28 @@ class Viewer:
             self._node = None  # the next request starts a new viewer
             raise
 
+    async def _overviews(self, nodes: Iterable[Mapping[str, Any]], view: View) -> dict[str, dict[str, Any]]:
+        """Return the overviews of the first nodes that are up; of a node that does not answer in time, the one before."""
+        names = [node["name"] for node in nodes if node["state"] == "up" and not node.get("error")][:_MOST_NODES]
+        self._watched = {name: watching for name, watching in self._watched.items() if name in names}
+        self._seen = {name: seen for name, seen in self._seen.items() if name in names}
+        request = {"view": attrs.evolve(view, count=MOST_ROWS, first=0, selected=None, history=False).to_json()}
+
+        async def ask(name: str) -> None:
+            try:
+                if name not in self._watched:
+                    self._watched[name] = await watch_node(self._system, name, actions=False, tracebacks=False)
+                self._seen[name] = await self._watched[name](request)
+            except LevadaError:
+                self._watched.pop(name, None)  # the list of nodes says why
+                self._seen.pop(name, None)
+
+        with trio.move_on_after(_PATIENCE):
+            async with trio.open_nursery() as nursery:
+                for name in names:
+                    nursery.start_soon(ask, name)
+        return {name: self._seen[name] for name in names if name in self._seen}
+
     async def look(self, view: View) -> dict[str, Any]:
         """Return the rows in view, and figures of the system, as values of JSON. Waits if the last answer took long.
 
@@ -268,6 +294,10 @@ class Viewer:
             nodes = await ask_nodes(self._system, 1)
             troubles = await self._watchman.look(self._history.events(), nodes)
             more = {"troubles": [attrs.asdict(each) for each in troubles], "nodes": [_node(node) for node in nodes]}
+            for name, seen in (await self._overviews(nodes, view)).items():
+                rows += ({**row, "node": name} for row in seen["rows"])
+                more["troubles"] += ({**trouble, "node": name} for trouble in seen.get("troubles", ()))
+                total += seen["total"]
             began = perf_counter() - worked  # waiting is not work
         elif view.page == "nodes":
             nodes = await ask_nodes(self._system, 1)

@@ -25,15 +25,23 @@ let delay = 1;
 
 const grid = new Grid({
   view: () => tell(),
-  choose: (row) => (state.page === "nodes" ? visit(row) : select(row.path)),
+  choose: (row) => (state.page === "nodes" ? visit(row) : reveal(row.path, row.node)),
   fold: (row, open) => fold(row.path, open),
   close: () => select(null),
   sort: (column) => sort(column),
 });
-const reveal = (path) => { show("actors"); select(path); };
-const detail = new Detail({ go: reveal, close: () => { select(null); $("grid").focus(); }, act: (members) => send(state.node ? { ...members, node: state.node } : members) });
-const events = new Events({ go: reveal });
-const overview = new Overview({ go: (path) => select(path), page: show, visit });
+// Show an actor; an actor of a node on the pages of that node.
+function reveal(path, node) {
+  if (node) {
+    enter(node);
+    show("actors");
+  }
+  select(path);
+}
+const onActors = (path) => { show("actors"); select(path); };
+const detail = new Detail({ go: onActors, close: () => { select(null); $("grid").focus(); }, act: (members) => send(state.node ? { ...members, node: state.node } : members) });
+const events = new Events({ go: onActors });
+const overview = new Overview({ go: reveal, page: (page, node) => { if (node) enter(node); show(page); }, visit });
 
 // --- the connection
 
@@ -88,7 +96,8 @@ function send(members) {
 function tell() {
   const idle = document.hidden || !(state.page in PAGES);
   const order = orders.get(state.page);
-  const { first, count } = order && !PAGES[state.page]?.served ? { first: 0, count: SORTED } : grid.wanted();
+  const whole = (state.page === "overview" && pages.includes("nodes")) || (order && !PAGES[state.page]?.served);
+  const { first, count } = whole ? { first: 0, count: SORTED } : grid.wanted();
   const view = {
     page: idle ? "none" : state.page, node: state.node, search: state.page === "events" ? "" : state.search, open: [...state.open],
     first: idle ? 0 : first, count: idle ? 0 : count, selected: document.hidden ? null : state.selected,
@@ -157,7 +166,8 @@ function take(view) {
 // Sort the rows here, if the program does not.
 function arrange(view) {
   const order = orders.get(view.page);
-  if (!order || PAGES[view.page].served) return;
+  const merged = view.rows.some((row) => row.node); // each node has sorted its own
+  if (!order || (PAGES[view.page].served && !merged)) return;
   const { raw } = PAGES[view.page].columns(state).find((column) => column.label === order.label);
   const value = (row) => raw(row) ?? "";
   const compare = (one, two) => (typeof one === "number" && typeof two === "number" ? one - two : String(one).localeCompare(String(two), "en", { numeric: true }));
@@ -195,9 +205,9 @@ function waits(row) {
 
 function enrich(time, page, row) {
   if (page === "actors" || page === "overview") {
-    row.rate = per(row.path, time, row.handled);
+    row.rate = per(`${row.node ?? ""}${row.path}`, time, row.handled);
     waits(row);
-    if (row.path !== state.selected) detail.note(time + overview.shift, row);
+    if (row.path !== state.selected && !row.node) detail.note(time + overview.shift, row);
   } else if (page === "connections" && row.report?.bytes_sent !== undefined) {
     row.sent = per(`${row.path} sent`, time, row.report.bytes_sent);
     row.received = per(`${row.path} received`, time, row.report.bytes_received);

@@ -80,12 +80,12 @@ export class Overview {
     const key = JSON.stringify(troubles);
     if (key === this.key || searching) return;
     this.key = key;
-    const items = troubles.map(({ text, actor, page }) => {
+    const items = troubles.map(({ text, actor, page, node }) => {
       const begins = actor && text.startsWith(actor);
       const rest = begins ? text.slice(actor.length) : text;
-      const link = begins ? h("button", { type: "button", class: "path", onclick: () => this.on.go(actor) }, actor) : null;
-      const more = page ? h("button", { type: "button", class: "path", onclick: () => this.on.page(page) }, `Show ${page}`) : null;
-      return h("li", {}, link, rest, more ? " " : null, more);
+      const link = begins ? h("button", { type: "button", class: "path", onclick: () => this.on.go(actor, node) }, (node ?? "") + actor) : null;
+      const more = page ? h("button", { type: "button", class: "path", onclick: () => this.on.page(page, node) }, `Show ${page}`) : null;
+      return h("li", {}, link ? null : node ? `${node}: ` : null, link, rest, more ? " " : null, more);
     });
     const all = h("p", { class: "fine" }, "Nothing is wrong: no mailbox grows, no actor restarts again and again, and the event loop is not held up.");
     $("troubles").replaceChildren(items.length ? h("ul", {}, ...items) : all);

@@ -31,7 +31,7 @@ const QUERY = ["name", "batch", "rows", "arrival_rate", "processing_rate", "seco
 const doing = (row) => [row.handler, row.where, row.waits_for.length ? `waits for ${row.waits_for.join(", ")}` : "", row.about].filter(Boolean).join(" ");
 
 const actors = (live) => [
-  column("actor", "minmax(150px, 3fr)", 150, (row) => (live.tree && row.level ? last(row.path) : row.path.slice(live.tree ? 1 : 0)) + (live.tree && row.hidden > 1 ? `  (${count(row.hidden)})` : ""), { style: "name", hint: (row) => row.path, key: "name" }),
+  column("actor", "minmax(150px, 3fr)", 150, (row) => (live.tree && row.level ? last(row.path) : (row.node ?? "") + row.path.slice(live.tree ? 1 : 0)) + (live.tree && row.hidden > 1 ? `  (${count(row.hidden)})` : ""), { style: "name", hint: (row) => (row.node ?? "") + row.path, key: "name" }),
   column("class", "minmax(90px, 1fr)", 90, (row) => row.kind.replace(/^_+/, ""), { key: "class" }),
   column("state", "84px", 84, (row) => row.state, { state: (row) => row.state, key: "state" }),
   number("queue", 80, (row) => row.depth, count, { title: "messages in its mailbox", key: "queue" }),
