@@ -174,6 +174,15 @@ def test_the_commands_of_the_pages_install_it_where_nothing_is(
     call(*made("three"), *shown(container, r"^RUN (pip install .*)$"), folder=tmp_path / "tally")
     assert "levada serve" in call(tmp_path / "three/bin/levada", "serve", "--help", folder=tmp_path)
 
+    new = (
+        (ROOT / "README.md")
+        .read_text("utf-8")
+        .partition("levada new tally\ncd tally\n")[2]
+        .partition(" && pytest\n")[0]
+    )
+    call(*one, *shown(new, r"^(pip install .*)$"), folder=tmp_path / "tally")
+    assert "2 passed" in call(tmp_path / "one/bin/pytest", "-q", folder=tmp_path / "tally")
+
 
 def test_each_extra_is_tested() -> None:
     text = (ROOT / "pyproject.toml").read_text("utf-8")

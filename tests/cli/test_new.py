@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -19,7 +20,7 @@ ROOT = Path(__file__).parents[2]
     [
         ([], {"Containerfile"}),
         (["--spark"], {"query.py"}),
-        (["--durable"], {"Containerfile", "README.md", ".gitignore"}),
+        (["--durable"], {"Containerfile"}),
     ],
 )
 def test_a_new_project(
@@ -32,9 +33,13 @@ def test_a_new_project(
     monkeypatch.chdir(tmp_path)
     assert cli.main(["new", "tally", *options]) == 0
     found = {file.name for file in (tmp_path / "tally").iterdir()}
-    assert found == {"pyproject.toml", "tally.py", "test_tally.py"} | files
+    assert found == {"pyproject.toml", "tally.py", "test_tally.py", "README.md", ".gitignore"} | files
     commands = f"{' '.join(['levada new tally', *options])}\n{capsys.readouterr().out}"
     assert f"```\n{commands}```\n" in (ROOT / "README.md").read_text("utf-8")
+    readme = (tmp_path / "tally" / "README.md").read_text("utf-8")
+    for command in re.split(r"\n| && ", commands)[2:]:
+        assert re.split(r"    #| --", command)[0] in readme
+    assert "$" not in readme
     assert cli.main(["new", "tally", *options]) == 2
     assert capsys.readouterr().err == "levada: cannot create tally: File exists\n"
 
@@ -98,7 +103,7 @@ def test_the_new_project_passes_its_own_test_and_every_check(
     run(folder, "pytest", "-q", "-W", "error", "-p", "no:cacheprovider")
     run(folder, "ruff", "check", "--isolated", "--select", "E,F,I,UP,B", "--line-length", "120", ".")
     run(folder, "ruff", "format", "--isolated", "--line-length", "120", "--check", ".")
-    run(folder, "mypy", "--strict", "--explicit-package-bases", "tally.py")
+    run(folder, "mypy", "--strict", "--explicit-package-bases", "tally.py", "test_tally.py")
 
 
 @pytest.mark.ci

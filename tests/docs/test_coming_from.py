@@ -1,4 +1,4 @@
-"""The rows of Akka, Orleans, Ray and Temporal in coming-from.md: each is run by a test here, which names it."""
+"""The rows of Akka, Orleans, Ray, Temporal, Celery, asyncio, gRPC and Kafka in coming-from.md: each is run by a test here, which names it."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ pytest.importorskip("pyarrow")
 
 from tests.actors.nodes.conftest import nodes_here
 
+from levada.actors import rsocket
 from levada.actors.durable import Durable, Shards, applies, shards, upcasts
-from levada.actors.journal import GetExtent, ReadRows
+from levada.actors.journal import Append, GetExtent, Journal, Read, ReadRows
 from levada.actors.nodes import Nodes, NodeSettings, singleton
 from levada.framework import (
     Actor,
@@ -37,12 +38,13 @@ from levada.framework import (
     restart,
     router,
 )
-from levada.framework.errors import AskCycle, ConfigurationError, MailboxFull
+from levada.framework.errors import ActorStopped, AskCycle, ConfigurationError, MailboxFull
 from levada.framework.testing.simulation import World, simulate
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs/explanation/coming-from.md").read_text("utf-8")
 T = TypeVar("T", bound=Callable[..., Any])
 HELD: set[tuple[str, str]] = set()
+SECTIONS = ("Akka and Pekko", "Orleans", "Ray", "Temporal", "Celery", "asyncio queues", "gRPC", "Kafka consumers")
 
 
 def row(section: str, *cells: str) -> Callable[[T], T]:
@@ -54,7 +56,7 @@ def row(section: str, *cells: str) -> Callable[[T], T]:
 def test_each_row_has_a_test() -> None:
     rows = {
         (section, cell)
-        for section in ("Akka and Pekko", "Orleans", "Ray", "Temporal")
+        for section in SECTIONS
         for cell in re.findall(
             r"^\| (.*?) \|", PAGE.partition(f"## {section}\n")[2].partition("\n## ")[0], re.MULTILINE
         )
@@ -371,3 +373,145 @@ async def test_actors_on_nodes(tmp_path: Path) -> None:
         assert places == {"0 on n0", "0 on n1"}
         with pytest.raises((TypeError, ValueError)):
             await counter.send(object())  # type: ignore[arg-type]
+
+
+@row(
+    "Celery",
+    "`@app.task`, `task.delay`",
+    "`AsyncResult.get`",
+    "worker pool, `concurrency`",
+    "`autoretry_for`, `max_retries`",
+)
+@row("Celery", "`countdown`, `eta`", "beat")
+@row(
+    "asyncio queues", "a worker task, `while True: await queue.get()`", "a future for the answer", "`join`, `task_done`"
+)
+@pytest.mark.handler_fails
+async def test_a_pool_of_workers_restarts_and_keeps_time(autojump_clock: MockClock) -> None:
+    done: list[int] = []
+
+    class Worker(Actor[Add | Fail]):
+        @handles
+        async def add(self, m: Add) -> int:
+            await trio.sleep(1)
+            done.append(m.n)
+            return m.n
+
+        @handles
+        def fail(self, m: Fail) -> None:
+            raise ValueError("as told")
+
+    class Beat(Actor[Add]):
+        workers: Ref[Any]
+
+        def started(self) -> None:
+            self.timers.every("beat", 60.0, Add(1))
+            self.timers.once("eta", 90.0, Add(2))
+
+        @handles
+        def add(self, m: Add) -> int:
+            self.workers.tell(m)
+            return m.n
+
+    async with ActorSystem() as system:
+        workers = system.spawn(router.pool(Worker, size=2, routing=router.pull(), supervise=restart()))
+        with pytest.raises(ActorStopped, match="as told"):
+            await workers.ask(Fail())
+        assert await workers.ask(Add(7)) == 7
+        beat = system.spawn(Beat, workers)
+        await trio.sleep(130)
+        assert done == [7, 1, 2, 1]
+        beat.stop()
+        for number in (5, 6):
+            workers.tell(Add(number))
+        workers.stop()
+        await workers.terminated()
+    assert sorted(done[4:]) == [5, 6]
+
+
+@row("Celery", "task id, `acks_late`")
+async def test_a_command_with_an_id_is_done_once(autojump_clock: MockClock, tmp_path: Path) -> None:
+    async with ActorSystem("alone") as system:
+        accounts = await open_accounts(system, tmp_path)
+        assert [await accounts["anna"].ask(Add(1), command="order-17") for _ in range(2)] == [1, 1]
+        assert await accounts["anna"].ask(Add(1)) == 2
+
+
+@row("asyncio queues", "`Queue(maxsize)`, `await put`", "`put_nowait`, `QueueFull`", "a sentinel for the end")
+async def test_senders_wait_and_a_channel_ends_its_readers_loop(autojump_clock: MockClock) -> None:
+    class Slow(Actor[Add]):
+        @handles
+        async def add(self, m: Add) -> int:
+            await trio.sleep(1)
+            return m.n
+
+    async with ActorSystem() as system:
+        slow = system.spawn(Slow, mailbox=bounded(1))
+        begin = trio.current_time()
+        for number in range(5):
+            await slow.send(Add(number))
+        assert trio.current_time() - begin == pytest.approx(3)
+        with pytest.raises(MailboxFull) as caught:
+            slow.tell(Add(9))
+        assert caught.value.message == Add(9)
+    sender, numbers = channel(int)
+    async with trio.open_nursery() as nursery:
+        sender.send_nowait(1)
+        nursery.start_soon(sender.finish)
+        assert [number async for number in numbers] == [1]
+
+
+@row("gRPC", "unary call", "server streaming", "deadline", "status codes", "generated stubs")
+async def test_calls_of_other_programs(autojump_clock: MockClock) -> None:
+    sent: list[int] = []
+    cancelled = trio.Event()
+
+    class Desk(Actor[Any]):
+        @rsocket.route("upper")
+        async def upper(self, data: bytes) -> bytes:
+            return data.upper()
+
+        @rsocket.route("refuse")
+        async def refuse(self, data: bytes) -> bytes:
+            raise rsocket.RequestRejected("not today")
+
+        @rsocket.route("hang")
+        async def hang(self, data: bytes) -> bytes:
+            try:
+                await trio.sleep_forever()
+            finally:
+                cancelled.set()
+
+        @rsocket.route("count")
+        async def count(self, data: bytes) -> AsyncIterator[bytes]:
+            for number in range(1000):
+                sent.append(number)
+                yield b"%d" % number
+
+    async with (
+        ActorSystem() as system,
+        rsocket.serve(system, "rsocket+memory://grpc", Desk) as listener,
+        rsocket.connect(system, listener.url) as peer,
+    ):
+        assert (await peer.request_response(b"anna", route="upper")).data == b"ANNA"
+        with pytest.raises(rsocket.RequestRejected) as caught:
+            await peer.request_response(b"", route="refuse")
+        assert caught.value.retryable
+        with trio.move_on_after(5):
+            await peer.request_response(b"", route="hang")
+        await cancelled.wait()
+        async with await peer.request_stream(b"", route="count", window=4) as numbers:
+            assert (await numbers.receive()).data == b"0"
+            await trio.sleep(10)
+            assert len(sent) < 20  # the rest waits for credit
+
+
+@row("Kafka consumers", "topic, partitions", "`producer.send(…).get()`", "`seek`, `poll`", "end offsets")
+async def test_rows_have_partitions_and_offsets(autojump_clock: MockClock, tmp_path: Path) -> None:
+    async with ActorSystem() as system:
+        log = system.spawn(Journal, tmp_path / "log", Added, mailbox=bounded(16))
+        await log.ask(Append([Added(n) for n in range(5)]))
+        assert sum((await log.ask(GetExtent())).end.values()) == 5
+        [partition] = [each for each, end in (await log.ask(GetExtent())).end.items() if end]
+        [block] = await log.ask(Read(partition, 3))
+        assert block.batch().column("n").to_pylist()[-2:] == [3, 4]

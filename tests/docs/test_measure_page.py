@@ -60,7 +60,8 @@ def test_the_table_is_what_the_code_declares() -> None:
 def test_queries_name_metrics_that_exist() -> None:
     names = declared()
     histograms = {f"{name}_{part}" for name in names for part in ("bucket", "sum", "count")}
-    blocks = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.DOTALL | re.MULTILINE)
+    watch = (Path(__file__).parents[2] / "docs/how-to/what-to-watch.md").read_text("utf-8")
+    blocks = re.findall(r"^```yaml\n(.*?)^```", PAGE + watch, re.DOTALL | re.MULTILINE)
     used = {name for block in blocks for name in re.findall(r"\blevada_\w+", block)}
     assert len(used) >= 5
     assert used <= names.keys() | histograms

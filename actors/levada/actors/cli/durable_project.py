@@ -197,6 +197,9 @@ levada simulate test_$name:strike --faults test_$name:FAULTS --seeds 200
 The folder `lots` has the log: the events of all lots, as a table that Spark can read.
 `levada journal ls lots` shows it while the app does not run.
 
+- levada has to be in this environment first. It is not on a package index yet: `pip install '.$extra'` in its clone.
+- If "another process or listener has this address", change the port at the top of `$name.py`.
+  Port 0 takes a free one, which `levada serve` prints.
 - To change what a lot does, change its handlers.
 - To change what it keeps, add events or fields at the end of an event, with defaults. The log keeps the old ones.
 - The connections are not encrypted. Give `serve` a certificate and `authenticate=` before other machines may connect.

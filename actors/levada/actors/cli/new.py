@@ -141,6 +141,26 @@ dev = ["pytest>=8.2"]
 [tool.hatch.build.targets.wheel]
 only-include = ["$name.py"]
 """,
+    "README.md": """\
+# $name
+
+$about
+
+```
+$commands```
+
+- levada has to be in this environment first. It is not on a package index yet: `pip install '.$extra'` in its clone.
+- The addresses are in `$name.py`. If "another process or listener has this address", change the port there.
+  Port 0 takes a free one, which `levada serve` prints.
+- The connections are not encrypted. Give `serve` a certificate and `authenticate=` before other machines may connect.
+""",
+    ".gitignore": """\
+__pycache__/
+*.egg-info/
+.venv/
+mailboxes/
+wheels/
+""",
 }
 """The files of the project: templates, because each contains the project's name."""
 
@@ -260,6 +280,8 @@ levada simulate test_$name:cut --seeds 200    # the same system with a network t
 QUERY: Final = """\
 python query.py    # Spark counts the first words of the lines
 """
+COUNTS: Final = "An actor counts log lines. Filebeat or `levada ship` sends them, and RSocket clients get the total."
+KEEPS: Final = "An actor keeps log lines in a mailbox, where Spark reads them. Filebeat or `levada ship` sends them."
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -302,6 +324,9 @@ def run(args: argparse.Namespace) -> int:
         others, following = DURABLE_FILES, DURABLE_NEXT
     else:
         others, following = (SPARK_FILES, NEXT + QUERY) if args.spark else (CONTAINER, NEXT + CALL)
+    values["about"] = KEEPS if args.spark else COUNTS
+    # The first line goes to the folder; its readers are there.
+    values["commands"] = Template(following.partition("\n")[2]).substitute(values)
     templates = FILES | others
     files = {Template(path).substitute(values): Template(text).substitute(values) for path, text in templates.items()}
     if len(files) < len(templates):
