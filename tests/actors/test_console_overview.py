@@ -17,7 +17,7 @@ from levada.actors import rsocket
 from levada.actors.console import View, Viewer
 from levada.actors.console.history import EVERY, KEPT_ROWS, history_of, keep_history
 from levada.actors.console.snapshot import Watching, nodes_asked_by
-from levada.framework import Actor, ActorSystem, Receiver, Sender, channel, handles, message, restart
+from levada.framework import Actor, ActorSystem, Receiver, Ref, Sender, channel, handles, message, restart
 from levada.framework.embedding import DescribedActor
 
 
@@ -202,7 +202,7 @@ async def test_channels_in_lists_and_dicts_have_a_row_each() -> None:
 async def test_pages_without_content_are_not_offered() -> None:
     async with ActorSystem() as system:
         with viewing(system) as viewer:
-            assert (await viewer.look(View()))["pages"] == ["overview", "actors"]
+            assert (await viewer.look(View()))["pages"] == ["overview", "actors", "flow"]
         sender, receiver = channel(int)
         system.spawn(Exchange, [sender], {}, name="exchange")
         nodes_asked_by(system, lambda limit: _no_nodes(), None)  # type: ignore[arg-type]
@@ -211,6 +211,7 @@ async def test_pages_without_content_are_not_offered() -> None:
                 assert (await viewer.look(View()))["pages"] == [
                     "overview",
                     "actors",
+                    "flow",
                     "connections",
                     "channels",
                     "nodes",
@@ -417,3 +418,64 @@ async def test_the_overview_of_a_driver_has_the_actors_and_troubles_of_its_nodes
         remote.close()
         clerk.kill()
         await clerk.terminated()
+
+
+class Sends(Actor[Work]):
+    others: list[Ref[Any]]
+
+    @handles
+    def work(self, m: Work) -> None:
+        for other in self.others:
+            other.tell(m)
+
+
+class Passes(Actor[Work]):
+    incoming: Receiver[int]
+
+    @handles
+    def work(self, m: Work) -> None:
+        pass
+
+
+class Takes(Actor[Work]):
+    @handles
+    def work(self, m: Work) -> None:
+        pass
+
+
+async def test_a_channel_ties_its_two_ends() -> None:
+    async with ActorSystem() as system:
+        sender, receiver = channel(int, name="quotes")
+        system.spawn(Exchange, [sender], {}, name="desk")
+        system.spawn(Exchange, [], {"in": receiver}, name="board")
+        await wait_all_tasks_blocked()
+        with viewing(system) as viewer:
+            ties = (await viewer.look(View(page="flow")))["rows"]
+            assert ties == []  # of one class and parent: one box
+            system.spawn(Takes, name="other")
+            assert (await viewer.look(View(page="flow", search="nothing")))["rows"] == []
+        inner, outer = channel(int, name="orders")
+        system.spawn(Passes, outer, name="passes")
+        system.spawn(Exchange, [inner], {}, name="third")
+        with viewing(system) as viewer:
+            [tie] = (await viewer.look(View(page="flow", search="PASSES")))["rows"]
+            assert (tie["path"], tie["to"], tie["channels"]) == ("/Exchange \u00d7 3", "/passes", 1)
+
+
+async def test_who_sends_to_whom_is_noted_only_while_a_client_looks() -> None:
+    async with ActorSystem() as system:
+        takers: list[Ref[Any]] = [system.spawn(Takes, name=f"taker{number}") for number in range(3)]
+        lone = system.spawn(Takes, name="lone")
+        sender = system.spawn(Sends, takers, name="sender")
+        with viewing(system) as viewer:
+            assert system.observe.flows is None
+            [tie] = (await viewer.look(View(page="flow")))["rows"]
+            assert tie == {"path": "/sender", "to": "/Takes \u00d7 4", "sent": 0, "waited": 0, "channels": 0, "refs": 3}
+            for _ in range(640):
+                sender.tell(Work())
+                await wait_all_tasks_blocked()
+            [tie] = (await viewer.look(View(page="flow")))["rows"]
+            assert 0 < tie["sent"] <= 4 * 640 * 3
+            await viewer.look(View())
+            assert system.observe.flows is None
+        assert lone.is_alive

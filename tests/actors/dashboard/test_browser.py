@@ -448,10 +448,10 @@ async def test_pages_have_no_barriers(page: Page, width: int, dark: bool) -> Non
         assert await barriers(page) == []
         await page.evaluate(f"{row('clerk1')}.click()")
         await page.until("document.querySelector('#detail dd')")
-        for name in ("actors", "channels", "events"):
+        for name in ("actors", "flow", "channels", "events"):
             await page.click(f"#page-{name}")
             await page.until(f"document.querySelector('#page-{name}').ariaCurrent === 'page'")
-            await page.until("document.querySelector('.row, #events details')")
+            await page.until("document.querySelector('.row, #events details, #flow p')")
             assert await barriers(page) == []
         await page.click("#detail .danger")
         await page.until("document.querySelector('dialog[open]')")
@@ -467,6 +467,7 @@ async def test_the_overview_says_what_is_wrong_and_goes_there(page: Page) -> Non
         assert await page.evaluate("[...document.querySelectorAll('nav a')].map((each) => each.innerText)") == [
             "Overview",
             "Actors",
+            "Flow",
         ]
         clerk.tell(Fail())
         await page.until("document.querySelector('#page-events')")

@@ -22,6 +22,7 @@ ASSETS = (
     "/detail.js",
     "/dom.js",
     "/events.js",
+    "/flow.js",
     "/format.js",
     "/grid.js",
     "/icon.svg",

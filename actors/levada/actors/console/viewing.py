@@ -24,6 +24,7 @@ from levada.framework.embedding import LocalRef, restart_actor
 from levada.framework.errors import ConfigurationError, DecodeError, LevadaError
 from levada.transports.text import printable
 
+from .flow import Flow
 from .history import history_of
 from .news import Recorder
 from .scan import MOST_FOUND, Scan
@@ -32,7 +33,7 @@ from .trouble import Watchman
 
 __all__ = ["ACTIONS", "MOST_OPEN", "MOST_ROWS", "PAGES", "SORTS", "Page", "View", "Viewer"]
 
-Page = Literal["overview", "actors", "connections", "channels", "journals", "queries", "nodes", "none"]
+Page = Literal["overview", "actors", "flow", "connections", "channels", "journals", "queries", "nodes", "none"]
 PAGES: Final[tuple[Page, ...]] = get_args(Page)
 """The pages of a dashboard. ``none`` shows only the system as a whole, the others add rows. ``overview`` has the program's own actors and what
 is wrong."""
@@ -84,6 +85,7 @@ _EVERY: Final[Mapping[Page, float]] = {
     "connections": 1.0,
     "channels": 1.0,
     "overview": 1.0,
+    "flow": 1.0,
 }
 """Seconds between two answers, for the pages whose figures cost more than rows."""
 
@@ -197,6 +199,7 @@ class Viewer:
         self._resources = ExitStack()
         self._history = self._resources.enter_context(history_of(system))
         self._watchman = Watchman(system, self._history.survey)
+        self._flow = Flow(system, self._history.survey)
         self._rates: dict[LocalRef, tuple[float, int, float]] = {}  # when, the count then, messages per second
         self._known: dict[str, LocalRef] = {}
         self._scan: Scan | None = None
@@ -208,6 +211,7 @@ class Viewer:
     def close(self) -> None:
         """Stop recording events."""
         self._recorder.close()
+        self._flow.close()
         self._resources.close()
 
     async def answer(self, members: Mapping[str, Any]) -> dict[str, Any]:
@@ -284,6 +288,8 @@ class Viewer:
         total, searching, capped = 0, False, False
         survey = self._history.survey
         survey.advance(_SURVEY)
+        if view.page != "flow":
+            self._flow.close()
         if view.page == "actors" and not view.search and not view.sort:
             rows, total = self._tree(view)
             self._scan = None
@@ -299,6 +305,9 @@ class Viewer:
                 more["troubles"] += ({**trouble, "node": name} for trouble in seen.get("troubles", ()))
                 total += seen["total"]
             began = perf_counter() - worked  # waiting is not work
+        elif view.page == "flow":
+            rows = self._flow.look(view.search.casefold())
+            total = len(rows)
         elif view.page == "nodes":
             nodes = await ask_nodes(self._system, 1)
             rows, total = [_node(node) for node in nodes[view.first :][: view.count]], len(nodes)
@@ -390,7 +399,7 @@ class Viewer:
         survey = self._history.survey
         if not survey.complete:
             return list(PAGES)
-        pages: list[str] = ["overview", "actors"]
+        pages: list[str] = ["overview", "actors", "flow"]
         pages += [page for page, subjects in SUBJECTS.items() if any(survey.of(subject) for subject in subjects)]
         if survey.channels:
             pages.append("channels")

@@ -39,6 +39,9 @@ logger = logging.getLogger("levada.framework.observe")
 
 _FLOOD = 1_000_000
 _MOST = 100
+_MOST_FLOWS = 10_000
+"""Most pairs of actors in `Observer.flows`."""
+_CONTAINERS = (list, tuple, set, frozenset)
 _OWN_SUBJECTS = frozenset({"journal", "query", "shard"})
 """What actors of levada are about that a program starts for itself: its journals, queries and durable entities."""
 _MOST_CLASSES = 1000
@@ -60,6 +63,8 @@ class Observer:
         """Seconds that actors waited for their turns: of one turn in 63, for which it stands, and of timers that were late by more than a slice."""
         self.stalls = Stalls()
         """How long turns longer than a slice took, and by how much timers were late."""
+        self.flows: Counter[tuple[Cell, Cell]] | None = None
+        """While this is a counter, sampled turns are asked for the actors that they made ready: sender, receiver. A sample stands for 63."""
         self.ended = Tally()
         """The totals (`Actor.metrics`) of actors that have ended or restarted."""
         self.failures: Counter[str] = Counter()
@@ -102,6 +107,12 @@ class Observer:
         scheduler = self._system.scheduler
         self.turn_times.add(max(0.0, now - scheduler.turn_began), EVERY)
         self.queue_times.add(max(0.0, scheduler.turn_began - cell._since), EVERY)
+        if self.flows is not None:
+            for other in islice(reversed(scheduler.ready), _MOST):
+                if other._since != scheduler.turn_began:
+                    break  # it was ready before this turn
+                if other is not cell and len(self.flows) < _MOST_FLOWS:
+                    self.flows[cell, other] += EVERY
 
     def late(self, seconds: float) -> None:
         """Record that a timer was late."""
@@ -230,6 +241,16 @@ class Observer:
     def glance(self, cell: Cell) -> tuple[int, int, int]:
         """Return how many messages an actor has in its mailbox and has handled, and how often it was restarted (0.3 µs)."""
         return cell.depth(), cell._handled, cell._extras.restarts if cell._extras is not None else 0
+
+    def knows(self, cell: Cell) -> list[Cell]:
+        """Return the actors of this system whose refs an actor has in its fields, also in lists, sets and dicts, a hundred at most."""
+        found: list[Cell] = []
+        for value in vars(cell._actor).values() if cell._actor is not None else ():
+            inside = (
+                value.values() if isinstance(value, dict) else value if isinstance(value, _CONTAINERS) else (value,)
+            )
+            found += (each for each in islice(inside, _MOST) if isinstance(each, type(cell)))
+        return [each for each in found[:_MOST] if each.is_alive]
 
     def is_own(self, cell: Cell) -> bool:
         """Return `ActorInfo.own`."""

@@ -5,6 +5,7 @@ import { clock, count } from "./format.js";
 import { range, zoom } from "./charts.js";
 import { Detail } from "./detail.js";
 import { Events } from "./events.js";
+import { picture } from "./flow.js";
 import { Grid } from "./grid.js";
 import { Overview } from "./overview.js";
 import { NONE, PAGES } from "./pages.js";
@@ -25,7 +26,7 @@ let delay = 1;
 
 const grid = new Grid({
   view: () => tell(),
-  choose: (row) => (state.page === "nodes" ? visit(row) : reveal(row.path, row.node)),
+  choose: (row) => (state.page === "flow" ? undefined : state.page === "nodes" ? visit(row) : reveal(row.path, row.node)),
   fold: (row, open) => fold(row.path, open),
   close: () => select(null),
   sort: (column) => sort(column),
@@ -155,6 +156,7 @@ function take(view) {
     const whole = view.total;
     arrange(view);
     grid.update(view, state);
+    if (view.page === "flow") $("flow").replaceChildren(picture(view.rows, reveal));
     const more = view.capped ? " or more" : whole > view.total ? ` of ${count(whole)}, sorted` : "";
     const found = view.total ? `${count(view.total)}${more} ${view.total === 1 ? "row" : "rows"}` : state.search ? NONE.found : NONE[view.page];
     say($("count"), view.searching ? `searching, ${count(view.total)} so far` : found);

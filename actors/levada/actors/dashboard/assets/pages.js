@@ -48,6 +48,17 @@ export const PAGES = {
   // Beside the charts there is less room.
   overview: { label: "Overview", narrow: [0, 2, 4], served: true, columns: (live) => actors(live).filter(({ key }) => !["wait", "handled", "in"].includes(key)) },
   actors: { label: "Actors", tree: true, narrow: [0, 2, 3, 5], served: true, columns: actors },
+  flow: {
+    label: "Flow", narrow: [0, 1, 2],
+    columns: () => [
+      column("from", "minmax(140px, 2fr)", 140, (row) => row.path, { style: "name" }),
+      column("to", "minmax(140px, 2fr)", 140, (row) => row.to, { style: "name" }),
+      number("messages ≈", 110, (row) => row.sent, some, { title: "sent within a turn since you look: one turn in 63 is looked at, and counts 63 times" }),
+      number("seen waiting", 110, (row) => row.waited, some, { title: "how often an ask or a send was seen to wait" }),
+      number("channels", 84, (row) => row.channels, some, { title: "channels whose ends they hold in fields" }),
+      number("refs", 80, (row) => row.refs, some, { title: "refs in fields: who can send" }),
+    ],
+  },
   connections: {
     label: "Connections", narrow: [0, 1, 4, 5],
     columns: () => [
@@ -122,6 +133,6 @@ export const PAGES = {
 };
 
 export const NONE = {
-  overview: "no actors of the program's own", actors: "no actors", connections: "no connections", channels: "no actor holds a channel in a field", journals: "no journals",
+  flow: "no ties between actors", overview: "no actors of the program's own", actors: "no actors", connections: "no connections", channels: "no actor holds a channel in a field", journals: "no journals",
   queries: "no queries", nodes: "this program has no nodes", found: "nothing found",
 };
