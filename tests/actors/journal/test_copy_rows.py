@@ -21,6 +21,7 @@ from levada.actors.journal import (  # noqa: E402
     Keyed,
     SchemaMismatch,
     Store,
+    stream_of,
 )
 from levada.actors.journal.inspection import inspect  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
@@ -123,6 +124,7 @@ def test_wrong_rows_are_refused_and_not_written(tmp_path: Path) -> None:
         with pytest.raises(JournalError, match="the partition is 2, wanted 0 to 1"):
             store.copy(CopyRows(rows([1]), 2, 0, 5))
         assert store.extent().end == {0: 0, 1: 0}
+        assert store.copy(CopyRows(stream_of(rows([1]).slice(1)), 0, 0, 5)) == Appended(0, 0, 5)
     for end in (5, 4, (1 << 20) + 6):
         with pytest.raises(ValueError, match="end is"):
             CopyRows(rows([5]), 0, 5, end)

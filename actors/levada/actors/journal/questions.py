@@ -129,9 +129,11 @@ class CopyRows(Asks[Appended | Fenced]):
         if not len(self.rows):
             return [], None
         batch = rows_of_stream(self.rows) if isinstance(self.rows, bytes) else self.rows
-        if batch.schema.names[0] != "offset" or batch.column(0).type != pa.int64():
+        if batch.schema.names[:1] != ["offset"] or batch.column(0).type != pa.int64():
             raise SchemaMismatch("rows of a copy begin with a column of their offsets: offset, int64")
         places = batch.column(0).to_pylist()
+        if not places:
+            return [], None
         if None in places or not self.at <= places[0] <= places[-1] < self.end or not all(map(lt, places, places[1:])):
             raise SchemaMismatch(f"offsets of a copy grow, and are between {self.at} and {self.end}")
         columns = pa.RecordBatch.from_arrays(batch.columns[1:], schema=pa.schema(list(batch.schema)[1:]))

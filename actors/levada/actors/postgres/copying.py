@@ -15,7 +15,7 @@ from levada.actors.journal.still import PAGE_BYTES, PAGE_ROWS, StillLog
 from .addresses import PostgresAddress
 from .errors import refusal
 from .opening import LogHead, Session, finish_copy, open_session, read_log
-from .tables import LogTables
+from .tables import IN_ORDER, LogTables
 from .values import kind_of
 from .wire import bigint, integer, number_in, rows_in
 
@@ -81,6 +81,7 @@ def still_postgres(address: PostgresAddress) -> Iterator[StillLog]:
     """
     with open_session(address) as session:
         session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        session.execute(IN_ORDER)
         head, ends, trimmed = read_log(session, address)
         yield _StillPostgres(address, session, head, ends, trimmed)
 

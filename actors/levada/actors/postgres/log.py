@@ -51,6 +51,7 @@ from .addresses import PostgresAddress
 from .errors import DatabaseAway
 from .escapes import escaped
 from .pool import Database, OpenLog
+from .tables import IN_ORDER
 from .values import kind_of
 from .wire import bigint, bigints_in, double, integer, number_in, rows_in
 from .writing import AppendJob, LogWriter
@@ -375,7 +376,7 @@ class PostgresLog(
         text = log.tables.newest if m.newest is not None else log.tables.entity(m.since)
         most = MOST_ROWS if m.newest is None else m.newest
         values = [integer(shard), _key(m.entity), bigint(m.start), bigint(most), bigint(m.max_bytes)]
-        [found] = await self._database.read([(text, values)])
+        [_, found] = await self._database.read([(IN_ORDER, []), (text, values)])
         batch = rows_in(found, 2, [_OFFSET, *log.tables.kinds], log.found, self.about)
         rows = batch.num_rows
         if m.newest is not None:
@@ -397,7 +398,7 @@ class PostgresLog(
         shard, columns = self._shard_of(log, m.partition, None), self._columns(log)
         end = _BEHIND_ALL if m.end is None else m.end
         values = [integer(shard), bigint(end), bigint(m.start), bigint(MOST_RUN), bigint(m.max_bytes)]
-        [found] = await self._database.read([(log.tables.rows, values)])
+        [_, found] = await self._database.read([(IN_ORDER, []), (log.tables.rows, values)])
         batch = rows_in(found, 2, [_OFFSET, *log.tables.kinds], log.found, self.about)
         if not batch.num_rows:
             await self._require_start(log, shard, m.start)

@@ -25,7 +25,7 @@ from levada.framework.errors import ConfigurationError
 from .addresses import PostgresAddress
 from .values import Kind, kind_of
 
-__all__ = ["FORMAT", "LogTables", "name_of", "quoted"]
+__all__ = ["FORMAT", "IN_ORDER", "LogTables", "name_of", "quoted"]
 
 FORMAT: Final = 1
 """The version of the layout."""
@@ -33,6 +33,10 @@ MOST_COLUMNS: Final = 1500
 """PostgreSQL has 1600, and dropped columns count."""
 LONGEST: Final = 63
 """The most bytes of the name of a column in PostgreSQL, which cuts off the rest."""
+IN_ORDER: Final = "SELECT set_config('enable_sort', 'off', true)"
+"""The statement before one that reads rows in the order of an index, in the same transaction. The server does not know how many rows are wanted, and
+once the table was analyzed it sorts all rows of the entity for each page: 28 ms instead of 12 for 4,096 of 10,000, and quadratic with more. In the
+transaction, because a pooler would give other settings of the session to others."""
 _ROW_BYTES: Final = 64
 _NEXT: Final = "min(_offset) FILTER (WHERE NOT _fits)"
 _RANGE: Final = "_offset < $2::bigint AND _offset >= $3::bigint"
