@@ -385,13 +385,17 @@ def test_mistakes(tmp_path: Path, levada: Run, capsys: pytest.CaptureFixture[str
     assert levada("ls", "") == (2, "levada: the name of a folder is empty: name one, or the current folder as '.'\n")
     url = "postgresql://me:secret@db.example/bank"
     refused = (2, "levada: this is a URL, and wanted is the path of a folder or file on a disk of this machine\n")
+    assert levada("backup", tmp_path, url) == refused
     for arguments in (
         ("ls", url),
         ("backup", url, tmp_path / "a"),
-        ("backup", tmp_path, url),
+        ("restore", url, tmp_path / "a"),
         ("export", url, tmp_path / "a.csv"),
     ):
-        assert levada(*arguments) == refused
+        code, text = levada(*arguments)
+        assert (code, "secret" in text) == (2, False)
+        for word in ("pg_dump", "_events", "levada journal copy"):
+            assert word in text
     code, text = levada("ls", "host=db.example user=me password=secret")
     assert (code, "postgresql://user@host/database" in text, "secret" in text) == (2, True, False)
     code, text = levada("verify", tmp_path)

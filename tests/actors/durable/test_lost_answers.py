@@ -6,6 +6,7 @@ import math
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import attrs
@@ -20,8 +21,9 @@ from tests.actors.durable.memory_journal import MemoryJournal, Row, no_rows
 from tests.actors.durable.test_placement import APP
 from tests.actors.nodes.conftest import nodes_here
 
-from levada.actors.durable import Durable, OutcomeUnknown, Shards, applies, log_columns, shards
-from levada.actors.journal import Append, GetExtent, GetSchema, JournalFull, ReadEntity
+from levada.actors.durable import Durable, OutcomeUnknown, Shards, applies, log_columns, log_config, shards
+from levada.actors.durable.testing import FaultyLog
+from levada.actors.journal import Append, GetExtent, GetSchema, Journal, JournalFull, ReadEntity
 from levada.framework import ActorSystem, Asks, handles, message
 from levada.framework.errors import AskTimeout, ConfigurationError
 from levada.framework.router import group
@@ -347,3 +349,26 @@ async def test_a_patience_that_is_no_time_is_refused(autojump_clock: MockClock, 
     async with ActorSystem("test") as system:
         with pytest.raises(ConfigurationError, match=r"patience is .*, wanted seconds, 0 or more"):
             await shards(system, Account, events=EVENTS, journal="nowhere", shards=1, patience=patience)
+
+
+async def test_an_outage_has_one_line_in_the_log_and_one_at_its_end(
+    tmp_path: Path, autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """However many shards and entities wait."""
+    caplog.set_level("WARNING", "levada")
+    is_away = False
+    async with ActorSystem("test", ask_timeout=1e4) as system:
+        factory = partial(Journal, tmp_path / "log", log_columns(EVENTS), config=log_config(4))
+        journal = system.spawn(FaultyLog, system.spawn(factory), lambda *_: "question" if is_away else "")
+        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=4)
+        await accounts["anna"].ask(Deposit(1))
+        for _ in range(2):
+            caplog.clear()
+            is_away = True
+            async with trio.open_nursery() as nursery:
+                for number in range(20):
+                    nursery.start_soon(partial(accounts[f"a{number}"].ask, Deposit(1)))
+                await trio.sleep(10)
+                is_away = False
+            events = [vars(each).get("event") for each in caplog.records if each.name == "levada.actors.durable"]
+            assert events == ["journal_away", "journal_back"]

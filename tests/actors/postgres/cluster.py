@@ -115,7 +115,9 @@ class Cluster:
     def catch_up(self, primary: Cluster) -> None:
         """Wait until a standby has all that its primary has."""
         [(lsn,)] = primary.execute("SELECT pg_current_wal_lsn()")
+        until = time.monotonic() + 60
         while not self.execute("SELECT pg_last_wal_replay_lsn() >= %s::pg_lsn", lsn)[0][0]:
+            assert time.monotonic() < until, (self.folder / "log").read_text()[-2000:]
             time.sleep(0.01)
 
     def promote(self) -> None:

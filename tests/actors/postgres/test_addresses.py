@@ -72,6 +72,18 @@ def test_a_url_that_cannot_be_read_is_not_shown(url: str) -> None:
 
 
 @pytest.mark.parametrize(
+    ("wrong", "meant"),
+    [("sslmod", "sslmode"), ("tabel", "table"), ("connect_timout", "connect_timeout"), ("Host", "host")],
+)
+def test_a_misspelt_parameter_is_named(wrong: str, meant: str) -> None:
+    with pytest.raises(
+        ConfigurationError, match=f"has the parameter '{wrong}', which there is not: {meant}\\?"
+    ) as caught:
+        PostgresAddress.of(f"postgresql://anna:{SECRET}@db/bank?user=anna&{wrong}={SECRET}", "Account")
+    assert "s3cr" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
     ("name", "table"),
     [("Account", "account"), ("BankAccount", "bank_account"), ("accounts_2", "accounts_2"), ("V2Box", "v2_box")],
 )

@@ -159,6 +159,19 @@ async def test_mistakes(tmp_path: Path, url: str, server: Cluster) -> None:
 
 
 @pytest.mark.release
+async def test_a_dump_of_the_database_opens_as_the_log(url: str, server: Cluster) -> None:
+    commands = [("anna", Deposit(n), f"c{n}") for n in (1, 2, 3)]
+    assert await balances(url, *commands) == [1, 3, 6]
+    schema = table_of(url).partition(".")[0]
+    server.execute(f"CREATE DATABASE dump_{schema}")
+    dump, there = str(server.folder / f"{schema}.sql"), server.url().replace("/postgres?", f"/dump_{schema}?")
+    server.run("pg_dump", "-n", schema, "-f", dump, "-d", server.url())
+    server.run("psql", "-q", "-f", dump, "-d", there)
+    restored = url.replace("/postgres?", f"/dump_{schema}?")
+    assert await balances(restored, *commands, ("anna", Deposit(4), "c4")) == [1, 3, 6, 10]
+
+
+@pytest.mark.release
 @pytest.mark.timeout(300)
 async def test_a_copy_that_is_killed_again_and_again_is_whole_in_the_end(tmp_path: Path, server: Cluster) -> None:
     one, two = (server.url(f"{server.schema()}.log") for _ in range(2))

@@ -22,7 +22,7 @@ from tests.actors.postgres.cluster import Cluster, cluster, programs
 from tests.actors.postgres.proxy import Proxy, proxy_to
 from tests.actors.postgres.test_questions import log_at, rows_for, store, terminate
 
-from levada.actors.durable import OutcomeUnknown, Shards, shards
+from levada.actors.durable import EntityErased, OutcomeUnknown, Shards, shards
 from levada.actors.journal import Append, Appended, GetExtent, JournalBehind, JournalFull
 from levada.framework import ActorSystem
 from levada.framework.errors import ActorStopped
@@ -209,6 +209,27 @@ async def test_a_primary_that_is_killed_loses_nothing_if_its_standby_is_synchron
     await under_fire(hosts(primary, standby), primary, disturb, after=after + 1, look=standby)
 
 
+@pytest.mark.parametrize("turns", [0, 3, 10, 30, 100])
+async def test_an_erasure_outlives_a_fail_over(pair: tuple[Cluster, Cluster], turns: int) -> None:
+    primary, standby = pair
+    primary.execute("ALTER SYSTEM SET synchronous_standby_names = '*'")
+    primary.execute("SELECT pg_reload_conf()")
+    async with accounts_at(hosts(primary, standby), count=1) as accounts:
+        for _ in range(20):
+            for name in ("anna", "bert"):
+                await accounts[name].ask(Deposit(1))
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(accounts.erase, "anna")
+            for _ in range(turns):
+                await trio.lowlevel.checkpoint()
+            await trio.to_thread.run_sync(primary.stop, signal.SIGKILL)
+            await trio.to_thread.run_sync(standby.promote)
+        with pytest.raises(EntityErased):
+            await accounts["anna"].ask(Balance())
+        assert await accounts["bert"].ask(Deposit(1)) == 21
+    assert standby.execute("SELECT kind FROM log WHERE entity = 'anna'") == [("$erased",)]
+
+
 @pytest.mark.parametrize("trial", TRIALS)
 async def test_a_fail_over_that_loses_rows_is_noticed(pair: tuple[Cluster, Cluster], trial: int) -> None:
     primary, standby = pair
@@ -300,20 +321,31 @@ async def test_a_full_disk_refuses_commands_and_room_lets_them_go_on(small: str,
     assert sorted(done) == list(range(1, len(done) + 1))
 
 
-async def test_a_shard_waits_for_a_database_that_is_away_for_seconds(url: str, server: Cluster) -> None:
+async def test_a_shard_waits_for_a_database_that_is_away_for_seconds(
+    url: str, server: Cluster, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The log has a line about that, and one when it is over, whatever waits."""
+    caplog.set_level("WARNING", "levada")
+
+    def events() -> list[str]:
+        return [vars(each)["event"] for each in caplog.records if each.name == "levada.actors.postgres"]
+
     async with accounts_at(url) as accounts:
         assert await accounts["anna"].ask(Deposit(1)) == 1
         server.stop(signal.SIGINT)
         async with trio.open_nursery() as nursery:
             answers: list[int] = []
 
-            async def ask() -> None:
-                answers.append(await accounts["anna"].ask(Deposit(1)))
+            async def ask(name: str) -> None:
+                answers.append(await accounts[name].ask(Deposit(1)))
 
-            nursery.start_soon(ask)
-            await trio.sleep(1)
+            for number in range(8):
+                nursery.start_soon(ask, f"a{number}")
+            while not events():
+                await trio.lowlevel.checkpoint()
             assert answers == []
             await trio.to_thread.run_sync(server.start)
-        assert answers == [2]
+        assert answers == [1] * 8
+        assert events() == ["database_away", "database_back"]
         assert accounts.journal is not None
         assert (await accounts.journal.ask(GetExtent())).first == dict.fromkeys(range(4), 0)

@@ -18,6 +18,7 @@ import trio
 pytest.importorskip("pyarrow")
 pytest.importorskip("psycopg")
 
+import psycopg
 import pyarrow as pa
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited, Withdraw
 from tests.actors.postgres.cluster import Cluster
@@ -48,6 +49,7 @@ from levada.actors.postgres import PostgresStore
 from levada.actors.postgres.addresses import PostgresAddress
 from levada.actors.postgres.errors import DatabaseReadOnly
 from levada.actors.postgres.opening import refuse_server
+from levada.actors.postgres.tables import IN_ORDER, LogTables
 from levada.framework import ActorSystem, Asks, Ref, handles, message
 from levada.framework.errors import ActorStopped, ConfigurationError
 
@@ -603,3 +605,27 @@ async def test_no_connection_outlives_its_log(url: str, server: Cluster, how: st
             else:
                 log.stop(now=how == "kill")
     assert server.connections(how) == 0
+
+
+async def test_pages_of_rows_are_read_in_the_order_of_an_index(url: str, server: Cluster) -> None:
+    """Else the server sorts all rows of the entity for each page, once the table was analyzed."""
+    async with log_at(url, 1) as log:
+        for at in range(0, 12_000, 4000):
+            await log.ask(Append(rows_for(*["anna", "bert", "carl", "dora"] * 1000, size=200), partition=0, at=at))
+        tables = LogTables.of(store(url).address, COLUMNS)
+        server.execute(f"ANALYZE {table_of(url)}")
+        with psycopg.connect(server.url()) as session:
+            for name, text in (("rows", tables.rows), ("entity", tables.entity("_snapshot"))):
+                second = "bigint" if name == "rows" else "text"
+                session.execute(f"PREPARE {name}(integer, {second}, bigint, bigint, bigint) AS {text}".encode())
+                plans = []
+                for _ in range(2):
+                    value = "'9000'" if name == "rows" else "'anna'"
+                    found = session.execute(f"EXPLAIN EXECUTE {name}(0, {value}, 0, 8000, 1000000)".encode()).fetchall()
+                    plans.append("\n".join(line for (line,) in found))
+                    session.execute(IN_ORDER)
+                    session.execute("SELECT set_config('plan_cache_mode', 'force_custom_plan', true)")
+                assert ["Sort" in plan for plan in plans] == [name == "entity", False]
+                session.rollback()
+        read = await log.ask(ReadEntity("anna", partition=0, start=11_000))
+        assert read.count == 250

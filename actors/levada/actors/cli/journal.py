@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levada.framework.errors import ConfigurationError
-from levada.framework.files import folder_path
 from levada.framework.text import finite
 from levada.transports.text import printable
 
@@ -149,7 +148,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _directory(args: argparse.Namespace) -> Path:
-    directory = folder_path(args.directory)
+    from levada.actors.journal.inspection import journal_path
+
+    directory = journal_path(args.directory)
     if not directory.is_dir():
         raise ConfigurationError(
             f"{args.directory} is not a directory: name the folder of a journal, or a folder of journals"

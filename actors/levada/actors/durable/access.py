@@ -9,6 +9,7 @@ another owner has another row in the place of the first one of this append.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from typing import Any, TypeVar
 
@@ -30,7 +31,6 @@ from levada.actors.journal import (
     stream_of,
 )
 from levada.framework import Ref
-from levada.framework.embedding import RateLimitedLog
 from levada.framework.errors import LevadaError
 from levada.framework.message import Asks
 
@@ -42,7 +42,8 @@ __all__ = ["Access"]
 T = TypeVar("T")
 
 logger = logging.getLogger("levada.actors.durable")
-_away = RateLimitedLog("journal away", logger)
+_waiting = Counter[Ref[Any]]()
+"""For each journal that is out of reach, the number of questions of this process that wait for it: an outage has one line in the log."""
 
 JOURNAL_TIMEOUT = 60.0
 """Seconds after which a journal that may be in another process counts as out of reach; one in this process only waits for its disk."""
@@ -78,7 +79,10 @@ class Access:
 
     async def _until_reached(self, attempt: Callable[[], Awaitable[T]], lost: ShardLost) -> T:
         """Try again until the journal is in reach, or `patience` is at its end. `lost` is the error of the first attempt."""
-        _away.line("%s; it is asked again for %g s", lost, self.patience)
+        if not _waiting[self.journal]:
+            text = "%s; what needs it waits, and asks again for %g s"
+            logger.warning(text, lost, self.patience, extra={"event": "journal_away"})
+        _waiting[self.journal] += 1
         pause = FIRST_PAUSE
         ended = trio.Event()
         forget = self.journal.on_stopped(ended.set)  # a ref of another process does not know it otherwise
@@ -90,11 +94,18 @@ class Access:
                         break
                     pause = min(2 * pause, LAST_PAUSE)
                     try:
-                        return await attempt()
+                        found = await attempt()
                     except ShardLost as error:
                         lost = error
+                    else:
+                        if _waiting[self.journal] == 1:
+                            logger.warning("the journal is in reach again", extra={"event": "journal_back"})
+                        return found
         finally:
             forget()
+            _waiting[self.journal] -= 1
+            if not _waiting[self.journal]:
+                del _waiting[self.journal]
         raise lost
 
     async def _ask_once(self, question: Asks[Any]) -> Any:

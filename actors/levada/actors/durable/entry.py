@@ -8,13 +8,14 @@ import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Final, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 import attrs
 import trio
 
 from levada.actors.apps import importable
 from levada.actors.journal import LogStore, partition_of
+from levada.actors.journal.log import DATABASES
 from levada.framework import Actor, ActorSystem, Asks, Codec, Ref, bounded, handles
 from levada.framework.durations import is_duration
 from levada.framework.errors import ConfigurationError, LevadaError
@@ -44,8 +45,6 @@ R = TypeVar("R")
 
 LONGEST_ID = 1000
 """The most bytes of an id."""
-DATABASES: Final = ("postgresql://", "postgres://")
-"""How the URL of a database begins, which is no folder."""
 _SHARD_AGAIN = attrs.evolve(AGAIN, max_backoff=1.0)
 """A shard ends with each append that a failing disk refuses, and what needs no rows should not wait for long."""
 

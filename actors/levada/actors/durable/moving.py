@@ -40,6 +40,7 @@ from levada.actors.journal import (
     stream_of,
 )
 from levada.actors.journal.inspection import journals_in
+from levada.actors.journal.log import DATABASES
 from levada.actors.journal.log_events import event_columns
 from levada.actors.journal.questions import MOST_COPIED
 from levada.actors.journal.still import StillLog, still_folder
@@ -48,7 +49,6 @@ from levada.framework.errors import ActorError, ConfigurationError
 from levada.framework.files import folder_path
 from levada.framework.platform import Platform
 
-from .entry import DATABASES
 from .rows import ERASED, log_config
 
 if TYPE_CHECKING:

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from levada.actors.journal import GetExtent, Store, Trimmed, TrimRows, journal_error
 from levada.actors.journal.inspection import inspect, journals_in
+from levada.actors.journal.log import DATABASES
 from levada.actors.journal.trim_requests import ask_writer
 from levada.framework import ActorSystem
 from levada.framework.durations import is_duration
@@ -14,7 +15,6 @@ from levada.framework.errors import ActorError, ConfigurationError
 from levada.framework.files import folder_path
 from levada.framework.platform import Platform
 
-from .entry import DATABASES
 from .rows import log_config
 
 __all__ = ["trim_log"]

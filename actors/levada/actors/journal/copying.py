@@ -22,7 +22,7 @@ from levada.framework.platform import PLATFORM, Platform
 
 from .blocks import write_all
 from .errors import JournalDamaged, JournalError, JournalLocked, refused
-from .inspection import Inspection, inspect, journals_in
+from .inspection import Inspection, inspect, journal_path, journals_in
 from .pinning import LEDGER_LAST, Pin, delete_tree, locked, pinned
 
 __all__ = [
@@ -143,7 +143,7 @@ def _places(
     source: str | os.PathLike[str], target: str | os.PathLike[str], *, compares: bool = False
 ) -> tuple[list[Path], Path]:
     """Check the arguments; return the journals, and the target."""
-    origin, folder = folder_path(source), folder_path(target)
+    origin, folder = journal_path(source), folder_path(target)
     journals = journals_in(origin)
     if not journals:
         raise ConfigurationError(

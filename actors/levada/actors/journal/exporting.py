@@ -24,7 +24,7 @@ from levada.framework.text import finite
 
 from .blocks import write_all
 from .copying import Progress, refusals, synced_file
-from .inspection import Inspection, journals_in
+from .inspection import Inspection, journal_path, journals_in
 from .log_events import event_columns, events_of
 from .schema import offsets
 from .still import still_journal
@@ -110,7 +110,7 @@ def export(
         raise ConfigurationError(f"{path} is there. Nothing is overwritten: move it away, or name another file")
     if not platform.files.exists(path.parent):
         raise ConfigurationError(f"there is no folder {path.parent} for {path.name}: make it first")
-    journal = folder_path(source)
+    journal = journal_path(source)
     if journals_in(journal) != [journal]:
         raise ConfigurationError(f"{journal} is not a journal: name a folder that has a ledger.sqlite")
     with still_journal(platform, journal, timeout) as found:

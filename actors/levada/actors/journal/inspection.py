@@ -16,7 +16,8 @@ import attrs
 import pyarrow as pa
 import pyarrow.compute
 
-from levada.framework.files import Files
+from levada.framework.errors import ConfigurationError
+from levada.framework.files import Files, folder_path
 from levada.framework.platform import PLATFORM, Platform
 
 from .columns import Envelope, columns_of
@@ -24,12 +25,13 @@ from .ends import PromisedEnds
 from .errors import JournalDamaged, JournalError, JournalLocked, SchemaMismatch
 from .keys import check_index
 from .ledger import Ledger
+from .log import DATABASES
 from .partitions import Partition
 from .recovery import find_problems, read_promise
 from .schema import fit
 from .segments import Segment
 
-__all__ = ["Finding", "Inspection", "inspect", "journals_in"]
+__all__ = ["Finding", "Inspection", "inspect", "journal_path", "journals_in"]
 
 _BLOCKS = 4 << 20
 pc: Any = pyarrow.compute  # its functions are made when it is imported, so type checkers see none
@@ -138,6 +140,16 @@ class Inspection:
                 path=str(self.directory),
             )
         return kind
+
+
+def journal_path(place: str | os.PathLike[str]) -> Path:
+    """Return the path of a journal, or of the folder above it, that a user has named; `ConfigurationError` as `folder_path`, and for a database."""
+    if os.fspath(place).startswith(DATABASES):
+        raise ConfigurationError(
+            "this is the URL of a database, and wanted is a folder. Back a database up with its own tools, such as pg_dump; read its events by "
+            "SQL, in the view that ends in _events; and levada journal copy copies the log to a folder"
+        )
+    return folder_path(place)
 
 
 def journals_in(directory: Path) -> list[Path]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Coroutine, Mapping
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Final, Protocol, TypeAlias, TypeVar
 
 from levada.framework import ActorSystem, Ref
 
@@ -46,6 +46,9 @@ from .questions import (
 __all__ = ["Answer", "CopiedLog", "Log", "LogStore", "MailboxLog", "TailedLog", "TrimmedLog"]
 
 R = TypeVar("R")
+
+DATABASES: Final = ("postgresql://", "postgres://")
+"""How the URL of a database begins, which is no folder."""
 
 Answer: TypeAlias = R | Coroutine[Any, Any, R | None] | None
 """What a handler returns: the answer; None if it has taken the question by `Actor.reply_later`; or a coroutine of one of them."""
@@ -140,7 +143,7 @@ class CopiedLog(Log, Protocol):
     def copy(self, m: CopyRows) -> Answer[Appended | Fenced]:
         """Append rows to `CopyRows.partition` at their own offsets, if it ends at `CopyRows.at`. Afterwards it ends at `CopyRows.end`.
 
-        `CopyRows.placed` returns the offsets and the rows. Offsets without a row stay empty, as those of erased rows. Everything else is as for
+        `CopyRows.placed` returns the offsets and the rows. Offsets without a row stay empty, as if their rows were erased. Everything else is as for
         `append`.
         """
         ...

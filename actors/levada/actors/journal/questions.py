@@ -98,8 +98,8 @@ class Append(Asks[Appended | Fenced]):
 class CopyRows(Asks[Appended | Fenced]):
     """Append rows of another log at the offsets that they have there; answered when they are on the disk.
 
-    Compares and appends as `Append` with `at`: if the partition does not end there, the answer is `Fenced`. Offsets without a row are as those of
-    erased rows. `Appended.count` counts them too.
+    Compares and appends as `Append` with `at`: if the partition does not end there, the answer is `Fenced`. Offsets without a row are as if their
+    rows were erased. `Appended.count` counts them too.
 
     Fails as `Append`, and with `SchemaMismatch` if the offsets do not grow, or are not between `at` and `end`.
     """

@@ -62,7 +62,7 @@ class StillLog(Protocol):
 
 @contextmanager
 def still_journal(platform: Platform, journal: Path, timeout: float) -> Iterator[Inspection]:
-    """Have a journal stand still for a block, also one that a process has open, which goes on meanwhile. Blocks; raises as `backup`."""
+    """Have a journal stand still for a block. A process that has it open goes on meanwhile. Blocks; raises as `backup`."""
     with ExitStack() as resources:
         pin = pinned_files(platform, timeout, journal, resources)
         if pin.folder != journal:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from difflib import get_close_matches
 from typing import Any, Final
 from urllib.parse import parse_qsl, quote, unquote, urlencode
 
@@ -11,9 +12,8 @@ import attrs
 
 from levada.framework.errors import ConfigurationError
 
-__all__ = ["SCHEMES", "PostgresAddress"]
+__all__ = ["PostgresAddress"]
 
-SCHEMES: Final = ("postgresql://", "postgres://")
 LONGEST: Final = 48
 """The most bytes of the name of a table: PostgreSQL has 63, and some tables and the index have a longer name."""
 CONNECT_TIMEOUT: Final = 5
@@ -78,6 +78,8 @@ class PostgresAddress:
             is_read = login.count("@") < 2 and "@" not in path and _PORTS.fullmatch(str(found.get("port") or ""))
         except ProgrammingError:
             is_read = None
+        if is_read is None:
+            _refuse_misspelt([key for key, _ in pairs])
         if not is_read:  # a password with @ or / in it would be shown as a part of something else
             raise ConfigurationError(
                 "the URL of the database cannot be read (it is not shown, because it may have a password): wanted "
@@ -99,6 +101,19 @@ class PostgresAddress:
             _shown(given, table),
             {**defaults, **given, "client_encoding": "UTF8"},
         )
+
+
+def _refuse_misspelt(names: list[str]) -> None:
+    """Raise `ConfigurationError` for a parameter that is nearly one of libpq. Others are not shown: they may be a part of a password."""
+    from psycopg import pq
+
+    known = {"ssl", "table", *(option.keyword.decode() for option in pq.Conninfo.get_defaults())}
+    for name in names:
+        [*meant] = get_close_matches(name, known, 1, 0.7)
+        if name not in known and meant:
+            raise ConfigurationError(
+                f"the URL of the database has the parameter {name!r}, which there is not: {meant[0]}?"
+            )
 
 
 def _shown(given: dict[str, str], table: str) -> str:

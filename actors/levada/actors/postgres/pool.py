@@ -11,7 +11,6 @@ import pyarrow as pa
 import trio
 from psycopg.pq.abc import PGresult
 
-from levada.framework.embedding import RateLimitedLog
 from levada.framework.platform import Platform
 
 from .addresses import PostgresAddress
@@ -32,6 +31,9 @@ FIRST_PAUSE, LAST_PAUSE = 0.05, 1.0
 """Seconds between attempts to connect."""
 ANSWERED_WITHIN: Final = 15.0
 """Seconds after which a connection without an answer counts as lost; a standby that has to confirm a commit may be slow."""
+TOLD_AFTER: Final = 1.0
+"""Seconds after which the log has a line about a database that is away, and then one when it answers: a connection that is made again at once is no
+outage."""
 READERS: Final = 4
 """The most connections that read."""
 
@@ -79,7 +81,10 @@ class Database:
         self._connecting = trio.Lock()
         self._idle: list[LibpqConnection] = []
         self._reading = trio.CapacityLimiter(READERS)
-        self._away = RateLimitedLog("database away", logger)
+        self._away_since: float | None = None
+        """When it was noticed that the database is away; None: it answers."""
+        self._is_told = False
+        """Whether the log has a line about that."""
 
     async def opened(self) -> OpenLog:
         """Open the log, unless it is open. Errors are as for `patiently`."""
@@ -97,10 +102,12 @@ class Database:
         """
         connection = await self._connect()
         try:
-            return await connection.run(statements, timeout=ANSWERED_WITHIN)
+            found = await connection.run(statements, timeout=ANSWERED_WITHIN)
         except DatabaseAway:
             self._writer = None
             raise
+        self._answers()
+        return found
 
     async def connect(self) -> None:
         """Make the connection that writes, unless there is one; errors are as for `write`, and nothing was sent."""
@@ -138,17 +145,34 @@ class Database:
         pause, until = FIRST_PAUSE, trio.current_time() + PATIENCE
         while True:
             try:
-                return await attempt()
+                found = await attempt()
             except DatabaseAway as error:
                 pause = await self.pause(error, pause, until)
+            else:
+                self._answers()
+                return found
 
     async def pause(self, error: Exception, pause: float, until: float) -> float:
         """Wait before another attempt; return how long to wait the next time. Raises the error if the time is over."""
         if trio.current_time() > until:
             raise error
-        self._away.line("%s; it is tried again for %g s", error, PATIENCE)
+        now = trio.current_time()
+        if self._away_since is None:
+            self._away_since = now
+        elif not self._is_told and now - self._away_since >= TOLD_AFTER:
+            self._is_told = True
+            text = "%s; what needs it waits, and it is tried again until it answers"
+            logger.warning(text, error, extra={"event": "database_away"})
         await trio.sleep(pause)
         return min(2 * pause, LAST_PAUSE)
+
+    def _answers(self) -> None:
+        if self._away_since is None:
+            return
+        if self._is_told:
+            away = trio.current_time() - self._away_since
+            logger.warning("%s answers again, after %.1f s", self._address, away, extra={"event": "database_back"})
+        self._away_since, self._is_told = None, False
 
     async def _connect(self) -> LibpqConnection:
         async with self._connecting:
