@@ -137,8 +137,9 @@ class Keys:
         ]()  # the first offsets of segments whose index has passed its checksum: 5 ms for 600,000 rows
         self._opening = threading.Lock()
         self._last = _Growing(partition.segments[-1].first, config)
+        last = partition.segments[-1].path.with_suffix(".index")  # of rows that a power failure took, if it is there
         for stray in files.glob(partition.folder, "*.index*"):
-            if not files.exists(stray.with_suffix(".segment")):
+            if stray == last or not files.exists(stray.with_suffix(".segment")):
                 files.unlink(stray)
         self.catch_up()
 

@@ -64,7 +64,7 @@ POLL_EVERY: Final = 0.05
 """Seconds between looks at the ends while `AwaitRows` waits for rows of other processes; a look takes 60 µs of CPU."""
 MOST_ROWS: Final = 4096
 """The most rows of an entity in one answer."""
-MOST_TRIMMED: Final = 50_000
+MOST_TRIMMED: Final = 200_000
 """The most rows that are trimmed in one transaction; to find them takes the server a look at all rows of the shard."""
 _MOST_REMEMBERED: Final = (1 << 31) - 1
 MOST_RUN: Final = 16_384

@@ -253,11 +253,12 @@ class LogTables:
             f"SELECT _offset FROM {self.name()} WHERE _shard = $1::integer AND time >= to_timestamp($2::float8) ORDER BY _offset LIMIT 1), "
             f'(SELECT "end" FROM {self.name("_shards")} WHERE shard = $1::integer)) AS stop), '
             # One pass in the order of the index of entities.
-            "ranked AS (SELECT _offset, _body IS NOT NULL AS answers, count(_body) OVER (PARTITION BY entity ORDER BY _offset DESC) AS place, "
+            "ranked AS (SELECT _offset, ctid AS place_on_disk, _body IS NOT NULL AS answers, "
+            "count(_body) OVER (PARTITION BY entity ORDER BY _offset DESC) AS place, "
             "max(_offset) FILTER (WHERE kind IN ('$snapshot', '$erased')) OVER (PARTITION BY entity) AS start, "
             "max(_offset) FILTER (WHERE kind = '$erased' OR kind = '$snapshot' AND (entity = '' OR $4::integer IS NULL OR _version = $4::integer)) "
             f"OVER (PARTITION BY entity) AS fitting FROM {self.name()} WHERE _shard = $1::integer), "
-            "to_go AS (SELECT _offset FROM ranked WHERE _offset < start AND fitting = start AND _offset < (SELECT stop FROM old) "
+            "to_go AS (SELECT _offset, place_on_disk FROM ranked WHERE _offset < start AND fitting = start AND _offset < (SELECT stop FROM old) "
             "AND (NOT answers OR place > $3::integer)) "
         )
 
@@ -271,9 +272,10 @@ class LogTables:
     def trim(self) -> str:
         """Return the statement that deletes some of the rows that may be trimmed: at most $5; other parameters as `_to_go`."""
         return (
-            f"{self._to_go()}DELETE FROM {self.name()} WHERE _shard = $1::integer AND _offset IN "
-            f"(SELECT _offset FROM to_go WHERE _offset < (SELECT trimmed FROM {self.name('_trims')} WHERE shard = $1::integer) "
-            "ORDER BY _offset LIMIT $5::bigint)"
+            # Not by their offsets: the server would look each of them up, in no order.
+            f"{self._to_go()}DELETE FROM {self.name()} WHERE ctid = ANY (ARRAY"
+            f"(SELECT place_on_disk FROM to_go WHERE _offset < (SELECT trimmed FROM {self.name('_trims')} WHERE shard = $1::integer) "
+            "ORDER BY _offset LIMIT $5::bigint))"
         )
 
     def note_first(self) -> str:
