@@ -212,6 +212,34 @@ async def test_a_datagram_in_answer_to_a_datagram_leaves_at_once(lab: Any, autoj
         assert (await ends.client.receive_datagram()).data == b"and more"
 
 
+async def test_streams_that_came_together_are_read_in_the_task_that_received_them(
+    lab: Any, autojump_clock: MockClock
+) -> None:
+    """A connection actor reads in its callback, so no task has to be woken before the one that waits for the message."""
+    async with lab.connected() as ends:
+        batches: list[tuple[str, list[bytes | None]]] = []
+
+        def take() -> None:
+            came = []
+            while (stream := ends.server.accept_stream_nowait()) is not None:
+                came.append(stream.receive_nowait())
+            batches.append((trio.lowlevel.current_task().name, came))
+
+        ends.server.on_stream(lambda: None)
+        ends.server.on_batch(take)
+        streams = [await ends.client.open_stream() for _ in range(3)]
+
+        def send() -> None:
+            for stream in streams:
+                stream.send_nowait(b"x", fin=True)
+
+        before = ends.client.details().packets_sent
+        ends.client.together(send)
+        assert ends.client.details().packets_sent == before + 1  # all in one packet, without an await
+        await trio.sleep(1)
+        assert [batch for batch in batches if batch[1]] == [("levada quic receive", [b"x"] * 3)]
+
+
 async def test_an_engine_that_fails_at_the_first_packet_fails_nobody_else(
     lab: Any, autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -234,8 +234,21 @@ class QuicConnection(StreamConnection[QuicStream]):
             self.mark_dirty()
 
     def together(self, send: Callable[[], None]) -> None:
-        """Call `send`. The endpoint sends the output of all calls of a turn together anyway."""
-        send()
+        """Call `send`, and send its output at once if it is short and nothing else is to be sent."""
+        if self.dirty:
+            send()
+            return
+        ready = self.engine.ready
+        before = ready.unacked
+        self.dirty = True  # so that no call of `send` asks for a flush
+        try:
+            send()
+        finally:
+            self.dirty = False
+            if ready.unacked - before <= _PROMPT:
+                self._endpoint.send_for(self)
+            else:
+                self.mark_dirty()
 
     def set_priority(self, stream_id: int, priority: int) -> None:
         """Change the priority of a stream's data."""
@@ -412,6 +425,11 @@ class QuicConnection(StreamConnection[QuicStream]):
             self._drained = None
         if engine.terminated:
             self._endpoint.forget(self)
+
+    def batch_over(self) -> None:
+        """Call the callback of `on_batch`."""
+        if self._tell_batch is not None:
+            self._tell_batch()
 
     def forgotten(self) -> None:
         """Release the engine's state and the streams, which refer to the connection. Streams that wait to be accepted stay."""

@@ -432,6 +432,7 @@ class QuicEndpoint:
             connection.settle()
         except Exception as error:  # noqa: BLE001 - as in feed
             self._engine_failed(connection, error)
+        connection.batch_over()
         if connection in self._connections and connection.engine.sending.is_due(now):
             connection.mark_dirty()
         else:
