@@ -27,7 +27,7 @@ __all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure"
 
 LIMITS = {
     "rsocket": (76, 13),
-    "aqueduct": (65, 13),
+    "aqueduct": (64, 13),
     "aqueduct-sender": (603, 37),
     "maop": (262, 24),
     "durable": (113, 19),

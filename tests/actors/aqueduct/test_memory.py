@@ -148,3 +148,47 @@ async def test_it_frees_all_buffers_without_the_collector(
             assert buffers() == []
         finally:
             tracemalloc.stop()
+
+
+@pytest.mark.ci
+async def test_an_open_channel_takes_at_most_18_kilobytes_with_both_ends(
+    quic: Quic, no_collector: None, autojump_clock: MockClock
+) -> None:
+    """It has handles at both ends, and a task that receives. A queue in each core, and aioquic's streams, would take 6 kB more."""
+    count, received = 80, 0
+
+    async def keep(item: Parcel) -> None:
+        nonlocal received
+        assert item.receiver is not None
+        async for _ in item.receiver:
+            received += 1
+
+    net = SimNet(1)
+    listening = partial(listen, "quic://server:4433", quic[0], port=net.port("server", 4433))
+    dialling = partial(dial, "quic://server:4433", quic[1], port=net.port("client"))
+    async with (
+        ActorSystem() as system,
+        serve_over(system, listening, keep, Parcel, config=PeerConfig()),
+        connect_over(system, dialling, object, config=PeerConfig()) as peer,
+    ):
+        senders = []
+
+        async def open_some(number: int) -> None:
+            for _ in range(number):
+                sender, receiver = channel(bytes)
+                await peer.send(Parcel("x", receiver=receiver))
+                await (await sender.send(b"x", receipt=True))
+                senders.append(sender)
+            await trio.sleep(5)
+
+        await open_some(20)
+        tracemalloc.start()
+        try:
+            await open_some(count)
+            taken, _ = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+        assert received == count + 20
+        assert taken / count <= 18_000
+        for sender in senders:
+            sender.finish_nowait()

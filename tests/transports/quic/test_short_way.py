@@ -16,6 +16,7 @@ from aioquic.quic.packet import QuicErrorCode, QuicPacketType
 from aioquic.quic.packet_builder import QuicDeliveryState, QuicPacketBuilder, QuicPacketBuilderStop
 from aioquic.quic.rangeset import RangeSet
 from aioquic.quic.recovery import QuicPacketRecovery, QuicPacketSpace
+from aioquic.quic.stream import QuicStreamReceiver
 from aioquic.tls import CipherSuite
 from hypothesis import given
 from hypothesis import strategies as st
@@ -129,6 +130,10 @@ def frame(draw: st.DrawFn) -> bytes:
     return b"\x01" if kind == "ping" else draw(st.binary(max_size=3))
 
 
+RECEIVED = tuple(vars(QuicStreamReceiver(0, readable=True)))
+"""Fields of the receiving half of a stream."""
+
+
 def engine() -> Engine:
     """A client's, as after its handshake, with small windows."""
     made = Engine(
@@ -158,7 +163,11 @@ def take(made: Engine, plain: bytes, *, short: bool) -> object:
 
 def state(made: Engine) -> list[object]:
     streams = [
-        (stream_id, vars(stream.receiver) | {"_ranges": list(stream.receiver._ranges)}, stream.max_stream_data_local)
+        (
+            stream_id,
+            {name: getattr(stream.receiver, name) for name in RECEIVED} | {"_ranges": list(stream.receiver._ranges)},
+            stream.max_stream_data_local,
+        )
         for stream_id, stream in sorted(made._streams.items())
     ]
     limits = [

@@ -665,8 +665,7 @@ class Outbound(HalfActor):
         channel, half = self.channel, self.half
         try:
             mode = _ORDERED if channel.mode is _ORDERED_HERE else _MODES[channel.mode]
-            queue = channel.queue
-            while queue and half.state in SENDING and half.has_room(mode):
+            while channel.queue and half.state in SENDING and half.has_room(mode):
                 entry = channel.take()
                 size = len(entry.payload) if type(entry) is Letter else 0
                 self._send(entry, mode)
@@ -764,16 +763,16 @@ class Inbound(HalfActor):
         if self._busy or self._waiting:
             return
         self._busy = True
-        channel, halves = self.channel, self.halves
-        mailbox, queue = self.half.mailbox, channel.queue
+        channel, halves, half = self.channel, self.halves, self.half
         channel.enveloped = True
         try:
             while channel.sender.state is _OPEN:
                 arrival = self._held
                 if arrival is None:
-                    if not mailbox:
+                    if not half.mailbox:
                         break
                     if not channel.takers and channel.consumer is None:
+                        queue = channel.open_queue()
                         halves.received += self._fill(queue, channel.limit - len(queue))
                     arrival = self._take()
                     if arrival is None:
@@ -784,7 +783,7 @@ class Inbound(HalfActor):
                 if not channel.offer(arrival, self._room):
                     self._held, self._waiting = arrival, True
                     return
-            if self._final is not None and self._held is None and not mailbox:
+            if self._final is not None and self._held is None and not half.mailbox:
                 final, self._final = self._final, None
                 if final is TerminalState.FINISHED:
                     channel.finish_producer()

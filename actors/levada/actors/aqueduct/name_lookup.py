@@ -170,9 +170,9 @@ class EntryInbound(Inbound):
         return 0  # each message is looked at
 
     def _take(self) -> Any:
-        mailbox = self.half.mailbox
-        while mailbox:
-            delivery = self.half.take()
+        half = self.half
+        while half.mailbox:
+            delivery = half.take()
             if not is_reserved(delivery.payload):
                 return delivery
             self.halves.received += 1

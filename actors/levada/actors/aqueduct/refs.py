@@ -696,7 +696,7 @@ class RemoteRef(Ref[Any]):
     def _take_waiting(self) -> list[Signal]:
         """Take what waits for the channel; without one, the queue holds nothing but signals."""
         waiting = [*self._channel.queue]
-        self._channel.queue.clear()
+        self._channel.open_queue().clear()
         return waiting
 
     def _post(self, signal: Signal) -> None:

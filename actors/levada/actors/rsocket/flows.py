@@ -12,8 +12,6 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
-from outcome import Value
-from trio.lowlevel import reschedule
 
 from levada.framework import TerminalState
 from levada.framework.embedding import LARGE, ChannelCore, Envelope, Half, Outcome
@@ -114,10 +112,10 @@ class PayloadChannel(ChannelCore):
         if self._convert is not None or settled is not None:
             entry = Arrived(entry, self._convert, settled)
         if self.takers:
-            reschedule(self.takers.popitem(last=False)[0], Value(entry))
+            self.give(entry)
             self._count()
         else:
-            self.queue.append(entry)
+            self.append(entry)
             if self.consumer is not None:
                 self.consumer()
 

@@ -90,6 +90,9 @@ OPEN = TerminalState.OPEN
 LARGE = 2**15
 """Bytes from which a message is decoded alone: other tasks run before the next message. Smaller messages take 0.05 s at worst."""
 
+_NO_QUEUE: Any = ()
+"""The queue while tasks wait for messages, or while a consumer has taken everything. A deque takes 760 bytes."""
+
 ENDED: Any = object()
 """Given to a waiting taker in place of a message when the channel has ended."""
 
@@ -301,6 +304,10 @@ class _OfferWaiter:
         """Do nothing, since the network watches the half."""
 
 
+_NO_TASKS: OrderedDict[Any, None] = OrderedDict()
+"""The line of a channel for which no task has waited yet; it stays empty. A line takes 130 bytes."""
+
+
 class ChannelCore:
     """The queue, window and ends of one channel. The module's docstring has the rules, and who may call what."""
 
@@ -321,9 +328,9 @@ class ChannelCore:
         self.used = False
         """Whether a message was ever put: then the mode is fixed, and a oneshot channel has had its value."""
         self.queue: deque[Any] = deque()
-        # Not a plain dict, which steps over all deleted keys to find the first one.
-        self.putters: OrderedDict[_SendWaiter | _OfferWaiter, None] = OrderedDict()
-        self.takers: OrderedDict[Task, None] = OrderedDict()
+        # Not plain dicts, which step over all deleted keys to find the first one.
+        self.putters: OrderedDict[_SendWaiter | _OfferWaiter, None] = _NO_TASKS
+        self.takers: OrderedDict[Task, None] = _NO_TASKS
         self.consumer: Callable[[], None] | None = None
         self.prepare: Callable[[Any], Any] | None = None
         """Turns a message into the entry queued for the consumer; may raise, to the sender."""
@@ -375,7 +382,7 @@ class ChannelCore:
                 if self.prepare is None or self.takers:
                     self.put(entry)
                 elif (entry := self.prepare(entry)) is not None:  # as put(), without the call
-                    self.queue.append(entry)
+                    self.append(entry)
                     if self.consumer is not None:
                         self.consumer()
             else:  # as put(), without the call: 45 ns of 170
@@ -388,6 +395,18 @@ class ChannelCore:
         self.put(entry)
         return True
 
+    def append(self, entry: Any) -> None:
+        """Queue a message for a consumer."""
+        if self.queue is _NO_QUEUE:
+            self.queue = deque()
+        self.queue.append(entry)
+
+    def open_queue(self) -> deque[Any]:
+        """Return the queue for adding messages."""
+        if self.queue is _NO_QUEUE:
+            self.queue = deque()
+        return self.queue
+
     def drop_oldest(self) -> None:
         """Drop the oldest message in the queue, to make room in an unreliable channel."""
         self._dropped(self.queue.popleft())
@@ -395,15 +414,21 @@ class ChannelCore:
     def put(self, entry: Any) -> None:
         """Give a message to the task that has waited longest, or queue it. There must be room. If `prepare` raises, it was not put."""
         if self.takers:
-            reschedule(self.takers.popitem(last=False)[0], Value(entry))
+            self.give(entry)
         else:
             if self.prepare is not None:
                 entry = self.prepare(entry)
                 if entry is None:
                     return
-            self.queue.append(entry)
+            self.append(entry)
             if self.consumer is not None:
                 self.consumer()
+
+    def give(self, entry: Any) -> None:
+        """Give a message to the task that has waited longest."""
+        reschedule(self.takers.popitem(last=False)[0], Value(entry))
+        if not self.takers:
+            self.queue = deque()
 
     def track(self, message: object) -> Tracked:
         """Put a message that wants a receipt into its envelope."""
@@ -414,7 +439,7 @@ class ChannelCore:
         """Wait for a turn; return False if the channel or the handle ended first and the message was not taken."""
         self.bind_thread()
         waiter = _SendWaiter(current_task(), handle, entry)
-        self.putters[waiter] = None
+        self._stand(waiter)
 
         def abort(_: object) -> Abort:
             del self.putters[waiter]
@@ -439,8 +464,13 @@ class ChannelCore:
         """Call `on_room` once, in its turn among the waiting senders; the returned function leaves the line. Does nothing after the end."""
         waiter = _OfferWaiter(on_room)
         if self.sender.state is OPEN:
-            self.putters[waiter] = None
+            self._stand(waiter)
         return lambda: self.putters.pop(waiter, None)
+
+    def _stand(self, waiter: _SendWaiter | _OfferWaiter) -> None:
+        if self.putters is _NO_TASKS:
+            self.putters = OrderedDict()
+        self.putters[waiter] = None
 
     def finish_producer(self, handle: object = None) -> None:
         """Finish one sender; after the last one the channel ends when everything was taken.
@@ -478,7 +508,19 @@ class ChannelCore:
     async def wait_to_take(self) -> Any:
         """Wait for a message; return `ENDED` if the channel ends first."""
         self.bind_thread()
-        entry = await park(self.takers)
+        self.queue = _NO_QUEUE
+        if self.takers is _NO_TASKS:
+            self.takers = OrderedDict()
+        task = current_task()
+        self.takers[task] = None
+
+        def abort(_: object) -> Abort:
+            del self.takers[task]
+            if not self.takers:
+                self.queue = deque()
+            return Abort.SUCCEEDED
+
+        entry = await wait_task_rescheduled(abort)
         self.rest = None  # others have run
         if self.enveloped and isinstance(entry, Envelope):
             entry.settle(PROCESSED)
@@ -514,12 +556,17 @@ class ChannelCore:
             self._dismiss_takers()
         if self.queue or self.pending is not None:
             consumer()
+        else:
+            self.queue = _NO_QUEUE
 
     def take(self) -> Any:
         """Take the oldest entry for a consumer. It keeps its place in the window until `settle` (unreliable entries need none)."""
         if self.mode is not Mode.UNRELIABLE:
             self.limit -= 1
-        return self.queue.popleft()
+        entry = self.queue.popleft()
+        if not self.queue:
+            self.queue = _NO_QUEUE
+        return entry
 
     def settle(self, *entries: Any, outcome: Outcome, more: int = 0) -> None:
         """Take the outcome of entries from a consumer, and of `more` that were processed and tell nobody; let the next senders in."""
@@ -597,7 +644,7 @@ class ChannelCore:
 
     def _dismiss_takers(self) -> None:
         while self.takers:
-            reschedule(self.takers.popitem(last=False)[0], Value(ENDED))
+            self.give(ENDED)
 
     def _dropped(self, entry: Any, outcome: Outcome = NOT_PROCESSED) -> None:
         self.undelivered += 1

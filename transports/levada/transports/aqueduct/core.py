@@ -48,7 +48,7 @@ from .frames import (
 )
 from .ids import ENTRYPOINT, FLOW, MINTER, ONESHOT, SPACES, Attach
 from .links import ConnectionLinks
-from .receiver import Delivery, ReceiverHalf
+from .receiver import NO_MESSAGES, Delivery, ReceiverHalf
 from .sender import SenderHalf
 from .state import (
     CONNECTION,
@@ -60,7 +60,7 @@ from .state import (
     SenderState,
     StreamPosition,
 )
-from .streams import AqueductStream, StreamTable
+from .streams import NO_BYTES, AqueductStream, StreamTable
 from .timers import AqueductTimers
 
 __all__ = ["AqueductCore"]
@@ -440,8 +440,10 @@ class AqueductCore:
             # The buffer has the beginning of a message from the last packet. Parsing bytes is twice as fast as parsing a view.
             self.held -= len(buffer)
             data = b"".join((buffer, data))
-            buffer.clear()
+            buffer = stream.buffer = NO_BYTES
         if buffer or stream.blocked:
+            if not buffer:
+                buffer = stream.buffer = bytearray()
             buffer += data
             self.held += len(data)
             if stream.blocked or (len(buffer) < stream.need and not fin):
@@ -453,8 +455,8 @@ class AqueductCore:
         else:
             used = self._parse(stream, data)
             if used < len(data):
-                buffer += data[used:] if used else data
-                self.held += len(buffer)
+                stream.buffer = bytearray(data[used:] if used else data)
+                self.held += len(stream.buffer)
         stream.received += used
         if fin and not stream.blocked:
             self._finished(stream)
@@ -667,7 +669,7 @@ class AqueductCore:
         if stream.buffer:
             rule = "E-9"
             self.held -= len(stream.buffer)
-            stream.buffer.clear()
+            stream.buffer = NO_BYTES
         if rule:
             error = violation(rule, stream.place.value)
             error.offset = stream.received
@@ -680,7 +682,7 @@ class AqueductCore:
         if stream is self._control:
             raise violation("E-13", "reset")
         self.held -= len(stream.buffer)
-        stream.buffer.clear()
+        stream.buffer = NO_BYTES
         stream.blocked = False
         self._waiting.pop(stream, None)
         stream.receives = False
@@ -798,7 +800,7 @@ class AqueductCore:
             if not half.ended:
                 half.connection_lost()
             if isinstance(half, ReceiverHalf) and not half.claimed:
-                half.mailbox.clear()  # the message that attaches it will never come
+                half.mailbox = NO_MESSAGES  # the message that attaches it will never come
         self.unclaimed.clear()
         self.links.close()
         self._timers.close()

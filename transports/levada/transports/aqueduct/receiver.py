@@ -25,7 +25,10 @@ if TYPE_CHECKING:
     from .core import AqueductCore
     from .streams import AqueductStream
 
-__all__ = ["Delivery", "ReceiverHalf"]
+__all__ = ["NO_MESSAGES", "Delivery", "ReceiverHalf"]
+
+NO_MESSAGES: Any = ()
+"""The mailbox while it is empty. A deque takes 760 bytes."""
 
 _OPEN, _UNATTACHED = ReceiverState.OPEN, ReceiverState.UNATTACHED
 _FINISHING, _CLOSE_WAIT = ReceiverState.FINISHING, ReceiverState.CLOSE_WAIT
@@ -100,7 +103,7 @@ class ReceiverHalf(ChannelHalf):
         self.state = _UNATTACHED
         self.claimed = minted_here
         """Whether the message that attaches it has come, or none will."""
-        self.mailbox: deque[Delivery] = deque()
+        self.mailbox: deque[Delivery] = NO_MESSAGES
         """Messages processed and not taken. Read only: take them with `take`."""
         self.acking = False
         """Whether the core will make it ack."""
@@ -143,7 +146,12 @@ class ReceiverHalf(ChannelHalf):
         Raises:
             IndexError: the mailbox is empty.
         """
-        message = self.mailbox.popleft()
+        mailbox = self.mailbox
+        if not mailbox:
+            raise IndexError("the mailbox is empty")
+        message = mailbox.popleft()
+        if not mailbox:
+            self.mailbox = NO_MESSAGES
         for half in message.attachments:
             half.known = True
         if not release:
@@ -167,6 +175,8 @@ class ReceiverHalf(ChannelHalf):
             for half in message.attachments:
                 half.known = True
             queue.append(message)
+        if not mailbox:
+            self.mailbox = NO_MESSAGES
         if self.stalled:
             self.released(0)
         return count
@@ -226,6 +236,8 @@ class ReceiverHalf(ChannelHalf):
             or (core.held >= config.max_untaken and self.untaken)
         ):
             return False
+        if mailbox is NO_MESSAGES:
+            mailbox = self.mailbox = deque()
         mailbox.append(core.delivery(self, payload, core.receive_attachments(attached) if attached else ()))
         self.untaken += size
         core.held += size
@@ -409,7 +421,7 @@ class ReceiverHalf(ChannelHalf):
             self.core.held -= len(message.payload)
             if message.attachments:
                 self.core.links.later(partial(message.discard, lost=lost))
-        self.mailbox.clear()
+        self.mailbox = NO_MESSAGES
         if self.stalled:
             self.core.links.later(self._resume)
 
@@ -426,6 +438,8 @@ class ReceiverHalf(ChannelHalf):
         )
 
     def _deliver(self, attached: tuple[int, ...], payload: bytes) -> None:
+        if self.mailbox is NO_MESSAGES:
+            self.mailbox = deque()
         mailbox = self.mailbox
         core = self.core
         mailbox.append(core.delivery(self, payload, core.receive_attachments(attached) if attached else ()))

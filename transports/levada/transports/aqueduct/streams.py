@@ -6,7 +6,7 @@ queued and joined, so the messages of one turn leave as one piece.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import attrs
 
@@ -18,8 +18,10 @@ from .state import StreamPosition
 if TYPE_CHECKING:
     from .links import ChannelHalf
 
-__all__ = ["AqueductStream", "DatagramData", "StreamDone", "StreamOutput", "StreamTable"]
+__all__ = ["NO_BYTES", "AqueductStream", "DatagramData", "StreamDone", "StreamOutput", "StreamTable"]
 
+NO_BYTES: Any = b""
+"""The buffer of a stream of which everything was read, which is nearly always so."""
 URGENT, USUAL = 64, 128
 """Priorities of control streams and of message streams."""
 
@@ -63,7 +65,7 @@ class AqueductStream:
         self.receives = place is not None
         """Whether the peer's direction has not ended."""
         self.place = place or StreamPosition.DISCARD
-        self.buffer = bytearray()
+        self.buffer: bytearray = NO_BYTES
         """Unread bytes: a cut frame, or everything while the stream waits."""
         self.need = 0
         """Bytes that the buffer must hold before it is worth reading."""

@@ -53,6 +53,7 @@ from .ready import ReadyStreams
 from .receiving import ShortReceiver
 from .recovery import LeanRecovery
 from .sending import ShortSender
+from .stream_state import make_stream
 from .windows import Windows
 
 __all__ = ["EarlyDatagram", "Engine"]
@@ -250,9 +251,16 @@ class Engine(QuicConnection):
         return max(0, limit - self.get_next_available_stream_id(unidirectional) // 4)
 
     def reserve_stream(self, *, unidirectional: bool, priority: int) -> int:
-        """Open a stream; the peer learns of it with its first frame."""
-        stream_id = self.get_next_available_stream_id(unidirectional)
-        self._get_or_create_stream_for_send(stream_id)
+        """Open a stream, for which there is credit; the peer learns of it with its first frame."""
+        if unidirectional:
+            stream_id = self._local_next_stream_id_uni
+            self._local_next_stream_id_uni = stream_id + 4
+            self._streams[stream_id] = make_stream(stream_id, 0, self._remote_max_stream_data_uni, receives=False)
+        else:
+            stream_id = self._local_next_stream_id_bidi
+            self._local_next_stream_id_bidi = stream_id + 4
+            here, there = self._local_max_stream_data_bidi_local, self._remote_max_stream_data_bidi_remote
+            self._streams[stream_id] = make_stream(stream_id, here, there)
         self.ready.set_priority(stream_id, priority)
         return stream_id
 

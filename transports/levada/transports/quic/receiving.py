@@ -24,6 +24,7 @@ from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 
 from .ranges import MAX_RANGES, Ranges, ReceivedPackets
+from .stream_state import make_stream
 
 if TYPE_CHECKING:
     from .engine import Engine
@@ -193,13 +194,11 @@ class ShortReceiver:
         if bool(stream_id & 1) is not engine._is_client or stream_id >> 2 != limit.used or limit.used >= limit.value:
             return None
         limit.used += 1
-        stream = engine._streams[stream_id] = QuicStream(
-            stream_id=stream_id,
-            max_stream_data_local=(
-                engine._local_max_stream_data_uni if unidirectional else engine._local_max_stream_data_bidi_remote
-            ),
-            max_stream_data_remote=0 if unidirectional else engine._remote_max_stream_data_bidi_local,
-            writable=not unidirectional,
+        stream = engine._streams[stream_id] = make_stream(
+            stream_id,
+            engine._local_max_stream_data_uni if unidirectional else engine._local_max_stream_data_bidi_remote,
+            0 if unidirectional else engine._remote_max_stream_data_bidi_local,
+            sends=not unidirectional,
         )
         return stream
 
