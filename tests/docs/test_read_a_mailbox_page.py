@@ -14,10 +14,11 @@ import pytest
 pytestmark = [pytest.mark.ci, pytest.mark.loopback]
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = (ROOT / "docs" / "how-to" / "read-a-mailbox.md").read_text("utf-8")
-STATION = re.findall(r"```python\n(.*?)```", PAGE, re.DOTALL)[0]
+PAGE = ROOT / "docs" / "how-to" / "read-a-mailbox.md"
+TEXT = PAGE.read_text("utf-8")
+STATION = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)[0]
 READERS: list[tuple[str, str]] = re.findall(
-    r"```python\n((?:(?!```).)*?)```\n\nIt prints\n\n```\n(.*?)```", PAGE, re.DOTALL
+    r"```python\n((?:(?!```).)*?)```\n\nIt prints\n\n```\n(.*?)```", TEXT, re.DOTALL
 )
 LIBRARIES = ["pyarrow", "duckdb", "polars", "pandas", "pyarrow"]
 

@@ -23,6 +23,7 @@ from tests.docs import (
     test_nodes_page,
     test_pages,
     test_read_a_journal_page,
+    test_read_a_mailbox_page,
     test_tutorial,
 )
 from tests.packages import environment, install, modules_of
@@ -59,6 +60,7 @@ LANGUAGES = {
     "toml",
     "yaml",
     "{include}",
+    "{svgbob}",
     "{toctree}",
 }
 """Languages of blocks that show no output, unless they have a prompt."""
@@ -195,6 +197,7 @@ def run_by_others() -> set[tuple[str, str | None]]:
     found.add((name_of(test_nodes_on_spark_page.PAGE), test_nodes_on_spark_page.ERROR))
     found |= {(name_of(test_demo_page.PAGE), output) for output in (test_demo_page.SHARES, test_demo_page.COMMANDS)}
     found |= {(name_of(test_read_a_journal_page.PAGE), output) for _, output in test_read_a_journal_page.PROGRAMS}
+    found |= {(name_of(test_read_a_mailbox_page.PAGE), output) for _, output in test_read_a_mailbox_page.READERS}
     pages = ("add-a-carrier.md", "add-a-protocol.md", "add-a-store.md")
     return found | {(f"docs/how-to/{page}", output) for page in pages for _, output in modules_of(page).values()}
 
