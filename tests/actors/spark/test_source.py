@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import signal
+import threading
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -37,6 +38,7 @@ from levada.actors.journal import (  # noqa: E402
 )
 from levada.actors.journal.store import Store  # noqa: E402
 from levada.actors.spark import EpochChanged, UnknownName  # noqa: E402
+from levada.actors.spark import source as module  # noqa: E402
 from levada.actors.spark.datasource import MailboxSource  # noqa: E402
 from levada.actors.spark.source import BatchSource, Options, StreamSource, columns_for, shares  # noqa: E402
 from levada.framework import message  # noqa: E402
@@ -266,6 +268,27 @@ def test_a_micro_batch_waits_for_enough_rows_or_for_its_time(actors: Actors) -> 
     assert bounds(now.latestOffset(start, ReadAllAvailable())) == (2, 0)
     actors.do(lambda: made.append([Line(2)]))
     assert sum(bounds(patient.latestOffset(start, ReadAllAvailable()))) == 3
+
+
+def test_a_query_without_new_rows_waits_for_them_at_the_bridge(actors: Actors, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark asks every 10 ms."""
+    monkeypatch.setattr(module, "IDLE", 250.0)
+    made = fill(actors, "lines", 2, 0)
+    stream = source(actors)
+    start = stream.latestOffset(stream.initialOffset(), ReadAllAvailable())
+    happened: list[str] = []
+
+    def ask() -> None:
+        stream.latestOffset(start, ReadAllAvailable())
+        happened.append("answered")
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    happened.append("appended")
+    actors.do(lambda: made.append([Line(2)]))
+    asking.join(250)
+    assert happened == ["appended", "answered"]
+    assert sum(bounds(stream.latestOffset(start, ReadAllAvailable()))) == 3
 
 
 def test_available_now_reads_up_to_what_was_there_while_appends_go_on(actors: Actors) -> None:
