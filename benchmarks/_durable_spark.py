@@ -27,7 +27,7 @@ from levada.framework import ActorSystem, Asks, handles, message
 
 from ._measure import Measure
 
-__all__ = ["reading"]
+__all__ = ["reading", "spent"]
 
 TIMES = 10
 """Rows for each operation that is asked for: with fewer, the costs of a job are most of what is measured."""
@@ -130,14 +130,14 @@ def _read(spark: Any, actors: _Actors, mailbox: str) -> Measure:
     def run(n: int) -> float:
         actors.fill(TIMES * n)
         frame = spark.read.format("mailbox").options(address=actors.address, mailbox=mailbox).load()
-        start = _spent()
+        start = spent()
         frame.write.format("noop").mode("overwrite").save()
-        return (_spent() - start) / actors.rows * 1e9
+        return (spent() - start) / actors.rows * 1e9
 
     return run
 
 
-def _spent() -> float:
+def spent() -> float:
     """Return the seconds of CPU time of this process and all below it."""
     parents, spent = dict[int, int](), dict[int, int]()
     for path in Path("/proc").glob("[0-9]*/stat"):

@@ -23,6 +23,7 @@ from levada.framework import ActorSystem
 from ._levada import clock
 from ._measure import Contender, Measure, Progress, Report, Workload, measure
 from ._spark_asks import asks
+from ._spark_streams import streams
 
 __all__ = ["run"]
 
@@ -119,7 +120,12 @@ def run(*, rounds: int, quick: bool, only: str, progress: Progress) -> Report:
     """Measure all workloads whose title contains `only`."""
     spark = session(master="local[2]", app="levada bench")
     try:
-        with _actors() as actors, asks(spark) as (ask_workloads, ask_runs):
+        with (
+            _actors() as actors,
+            asks(spark) as (ask_workloads, ask_runs),
+            tempfile.TemporaryDirectory() as folder,
+        ):
+            stream_workloads, stream_runs = streams(spark, actors, _made, folder)
             base, name = _identity(spark), "mapInArrow identity"
             n = 1_000_000
             workloads = [
@@ -128,9 +134,10 @@ def run(*, rounds: int, quick: bool, only: str, progress: Progress) -> Report:
                 Workload(
                     key="write", title="batch write, Arrow, a row", n=n, base=base, base_name=name, budget=1 / 0.7
                 ),
+                *stream_workloads,
                 *ask_workloads,
             ]
-            runs = {"read": _read(spark, actors), "write": _write(spark, actors), **ask_runs}
+            runs = {"read": _read(spark, actors), "write": _write(spark, actors), **stream_runs, **ask_runs}
             ours = Contender(name="levada", remark=f"this checkout, Spark {spark.version}, two tasks", runs=runs)
             chosen = [workload for workload in workloads if only in workload.title]
             return measure(chosen, [ours], rounds=rounds, quick=quick, progress=progress)
