@@ -19,6 +19,7 @@ pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
 from levada.actors.journal import Append, Read  # noqa: E402
 from levada.actors.spark.asks import AskRows  # noqa: E402
+from levada.actors.spark.shipping import make_zip  # noqa: E402
 from levada.framework import Actor, handles  # noqa: E402
 
 from .conftest import without_levada  # noqa: E402
@@ -54,7 +55,7 @@ actor = RemoteActor("doubling", address, options.get("tokenFile"))
 doubled = spark.range(0, 5).selectExpr("id AS n").mapInArrow(lambda batches: ask_batches(actor, batches), "n long")
 found["doubled"] = sorted(row.n for row in doubled.collect())
 spark.range(10, 12).selectExpr("id AS n").write.format("mailbox").options(mailbox="out", **options).mode("append").save()
-if how == "active":
+if how in ("active", "zip"):
     lines = spark.readStream.format("mailbox").options(mailbox="lines", **options).load()
     writer = lines.writeStream.format("mailbox").options(mailbox="out", **options)
     query = writer.option("checkpointLocation", tempfile.mkdtemp(dir=".")).trigger(availableNow=True).start()
@@ -70,15 +71,18 @@ class Doubling(Actor[AskRows]):
         return pa.record_batch([pa.array([2 * n for n in m.rows.column(0).to_pylist()], pa.int64())], names=["n"])
 
 
-@pytest.mark.parametrize("how", ["active", "SPARK_REMOTE", "shipped"])
+@pytest.mark.parametrize("how", ["active", "SPARK_REMOTE", "shipped", "zip"])
 def test_a_session_of_spark_connect_reads_writes_asks_and_streams(actors: Actors, tmp_path: Path, how: str) -> None:
-    """An active one, one by the environment; and, without a stream, with a server whose Python gets levada and the token from the client."""
+    """Two with levada on the server; one whose server gets it and the token from the client, without streams; one with a zip on its path."""
     lines, out = actors.mailbox("lines", ROWS), actors.mailbox("out", ROWS)
     actors.do(lambda: actors.bridge.expose("doubling", actors.system.spawn(Doubling)))
     actors.ask(lines, Append(pa.record_batch([[0, 1, 2]], schema=ROWS)))
-    python = str(without_levada(tmp_path)) if how == "shipped" else sys.executable
+    bare = how in ("shipped", "zip")
+    python = str(without_levada(tmp_path)) if bare else sys.executable
     environment = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "SPARK_REMOTE")}
-    paths = [place for place in sys.path if place and not (how == "shipped" and (Path(place) / "levada").is_dir())]
+    paths = [place for place in sys.path if place and not (bare and (Path(place) / "levada").is_dir())]
+    if how == "zip":
+        paths.insert(0, str(make_zip(tmp_path / "levada.zip", dependencies=True)))
     done = subprocess.run(
         [sys.executable, "-c", JOB, actors.bridge.address, str(actors.bridge.token_file), how],
         env=environment
@@ -98,7 +102,7 @@ def test_a_session_of_spark_connect_reads_writes_asks_and_streams(actors: Actors
     }
     blocks = actors.ask(out, Read(0, 0))
     assert sorted(n for block in blocks for n in block.batch().column("n").to_pylist()) == [
-        *([0, 1, 2] if how == "active" else []),
+        *([0, 1, 2] if how in ("active", "zip") else []),
         10,
         11,
     ]
