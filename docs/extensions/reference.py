@@ -26,6 +26,9 @@ Known before any page is read: a build may read a few pages again.
 """
 USED: dict[str, list[str]] = {}
 """The public names that a page imports, as the reference shows them, by page."""
+CLASS = re.compile(
+    r"""<span class="pre">&lt;class</span> <span class="pre">(?:'|&#39;|&#x27;)(\w+)(?:'|&#39;|&#x27;)&gt;</span>"""
+)
 KINDS = ("class", "exception", "function")
 IMPORT = re.compile(r"^from (levada\.[\w.]+) import (?:\(([^)]*)\)|(.+))$", re.MULTILINE)
 
@@ -110,7 +113,7 @@ def _named(default: Any) -> str:
     """Return the name of a function or class as programs write it, or dots if it has none."""
     name = getattr(default, "__qualname__", "<")
     if "<" in name or name.startswith("_"):
-        return "…"
+        return "..."
     module = default.__module__
     return str(name) if module in (None, "builtins") or module.startswith("levada.") else f"{module}.{name}"
 
@@ -119,9 +122,9 @@ def _made_by(factory: Any) -> str:
     if factory in (dict, list):
         return repr(factory())
     name = _named(factory)
-    if name != "…":
+    if name != "...":
         return f"{factory.__name__ if inspect.isclass(factory) else name}()"
-    return f"{type(factory()).__name__}(…)"
+    return f"{type(factory()).__name__}(...)"
 
 
 def list_objects(app: Sphinx, page: str, template: str, context: dict[str, Any], doctree: Any) -> None:
@@ -131,6 +134,8 @@ def list_objects(app: Sphinx, page: str, template: str, context: dict[str, Any],
     """
     if not page.startswith("api/") or "toc" not in context:
         return
+    # Sphinx takes the default of an overloaded method over from its last form, after `write_defaults`.
+    context["body"] = CLASS.sub(r'<span class="pre">\1</span>', context["body"])
     found: dict[str, list[str]] = {}
     for path, entry in app.env.domains["py"].data["objects"].items():
         module, _, name = path.rpartition(".")
