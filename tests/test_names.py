@@ -44,6 +44,17 @@ def test_a_meaning_has_one_name(defined: dict[str, set[str]], banned: str) -> No
     assert used == {}, f"the name is {BANNED[banned]}"
 
 
+def test_what_is_counted_is_bytes() -> None:
+    """Octets are a word of specifications: in code they are ``data``, ``size`` or ``…_bytes``, also in local names."""
+    found = []
+    for module, file in source_modules().items():
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+            if re.fullmatch(r"\w*octets(_\w+)?", name):
+                found.append(f"{module}: {name}")
+    assert found == []
+
+
 OTHER_TEXTS = re.compile(r", not (by )?\{|\bmust (be|have|take)\b.*[,;] (got|not) |, unlike \{|\btakes\b.*[,;] got\b")
 
 

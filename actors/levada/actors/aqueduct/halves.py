@@ -437,7 +437,7 @@ class Arrival(Delivery, Envelope):
         self.half = half
         self.payload = payload
         self.attachments = attachments
-        self._octets = 0
+        self._size = 0
         self.handles: tuple[Any, ...] = ()
         """The handles in the message, once it is open."""
         self.context: object = None

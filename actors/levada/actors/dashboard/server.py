@@ -129,8 +129,8 @@ class Dashboard:
             if response is None:
                 if self._browsers >= MOST_BROWSERS:
                     raise HandshakeRefused(Refusal(503, f"{MOST_BROWSERS} browsers are connected: close one of them"))
-                asked, _, octets = answer(received.head, received.rest, _WEBSOCKET, SOCKET, self._failures)
-                stream.send_nowait(octets)
+                asked, _, data = answer(received.head, received.rest, _WEBSOCKET, SOCKET, self._failures)
+                stream.send_nowait(data)
                 self._browsers += 1
                 socket = WebSocketStream(
                     stream, config=_WEBSOCKET, client=False, early=b"", subprotocol=None, request=asked

@@ -121,8 +121,8 @@ class Shards(Generic[M]):
 
     def __getitem__(self, entity: str) -> Entity[M]:
         """Return an entity; its id is text of 1 to 1000 bytes."""
-        octets = _checked("id of an entity", entity)
-        return Entity(entity, self.cls, self._ways[partition_of(octets, len(self._ways))])
+        encoded = _checked("id of an entity", entity)
+        return Entity(entity, self.cls, self._ways[partition_of(encoded, len(self._ways))])
 
     async def erase(self, entity: str, *, timeout: float | None = None) -> int:
         """Erase an entity from the files of the journal; return the number of erased rows. One row stays, which says that the id was erased.
@@ -154,11 +154,11 @@ def _checked(what: str, text: object) -> bytes:
     """Return a text as bytes."""
     if isinstance(text, str):
         try:
-            octets = text.encode()
+            encoded = text.encode()
         except UnicodeEncodeError:
-            octets = b""
-        if 1 <= len(octets) <= LONGEST_ID:
-            return octets
+            encoded = b""
+        if 1 <= len(encoded) <= LONGEST_ID:
+            return encoded
     raise ConfigurationError(f"the {what} is {text!r:.60}, wanted text of 1 to {LONGEST_ID} bytes")
 
 

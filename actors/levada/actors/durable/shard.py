@@ -345,9 +345,9 @@ class Shard(DescribedActor[Any]):
                 if m.command is None:
                     turn.message_bytes = bytes_of(m.message, self.settings.codec)
                 else:
-                    octets = self.settings.codec.encode(m.message)
-                    turn.body = hashlib.blake2b(octets, digest_size=16).digest()
-                    turn.message_bytes = len(octets)
+                    encoded = self.settings.codec.encode(m.message)
+                    turn.body = hashlib.blake2b(encoded, digest_size=16).digest()
+                    turn.message_bytes = len(encoded)
                 return turn
             except Exception as refused:  # noqa: BLE001 - the message may be anything, an unfinished object too
                 error = refused
@@ -444,8 +444,8 @@ class Shard(DescribedActor[Any]):
     async def _repeat(self, turn: CommandTurn, offset: int) -> None:
         """Answer with the reply in the log."""
         try:
-            octets = (await self.access.row(offset)).column("_reply")[0].as_py()
-            self.under_way.send(turn, self.settings.codec.decode(octets, _expected(turn.message)))
+            reply = (await self.access.row(offset)).column("_reply")[0].as_py()
+            self.under_way.send(turn, self.settings.codec.decode(reply, _expected(turn.message)))
         except ShardLost:
             raise
         except JournalBehind as error:
@@ -544,8 +544,8 @@ class Shard(DescribedActor[Any]):
             live.failed = fresh(self._unwritable)
             raise live.failed
         event = trio.Event()
-        rows, octets = self._take_rows(live)
-        live.ticket = self._commits.put(CommitPart(self, rows, octets, event, live.entity, live.tells or ()))
+        rows, size = self._take_rows(live)
+        live.ticket = self._commits.put(CommitPart(self, rows, size, event, live.entity, live.tells or ()))
         live.tells = None
         if live.turn is not None and live.turn.part is None:
             live.turn.part = live.ticket
@@ -560,8 +560,8 @@ class Shard(DescribedActor[Any]):
             self.own.since += len(live.own)
             rows = [*live.own, *rows]
             live.own = None
-        octets, live.size = live.size, 0
-        return rows, octets
+        size, live.size = live.size, 0
+        return rows, size
 
     def _write_snapshots(self, live: Live) -> None:
         """Queue the state of an entity, and the shard's reminders, if enough rows have come: each alone, because it may be large."""

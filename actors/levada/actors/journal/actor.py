@@ -314,12 +314,12 @@ class Journal(
     @handles
     async def stage(self, m: StageRows) -> None:
         """Stage rows."""
-        octets = _bytes_of(m.rows)
+        size = _bytes_of(m.rows)
         # A full journal still stages, so this wait ends.
         urgent = self._queue.urgent
-        while urgent and sum(job.size for job in urgent) + octets > self.max_pending_bytes:
+        while urgent and sum(job.size for job in urgent) + size > self.max_pending_bytes:
             await self._queue.progress()
-        self._do_soon(self._stage, m, size=octets)
+        self._do_soon(self._stage, m, size=size)
 
     @handles
     def discard(self, m: DiscardStaged) -> None:

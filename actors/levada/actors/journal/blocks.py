@@ -149,16 +149,16 @@ def bytes_of(batch: pa.RecordBatch, limit: int) -> int:
 def pack(batches: Iterable[pa.RecordBatch], config: JournalConfig) -> Iterator[Message]:
     """Make messages of batches that have the journal's columns, none larger than a block."""
     run: list[pa.RecordBatch] = []
-    rows = octets = 0
+    rows = total = 0
     for batch in batches:
         for piece in _pieces(batch, config):
             size = bytes_of(piece, config.block_bytes)
-            if run and (rows + piece.num_rows > config.block_rows or octets + size > config.block_bytes):
+            if run and (rows + piece.num_rows > config.block_rows or total + size > config.block_bytes):
                 yield _message(run)
-                run, rows, octets = [], 0, 0
+                run, rows, total = [], 0, 0
             run.append(piece)
             rows += piece.num_rows
-            octets += size
+            total += size
     if run:
         yield _message(run)
 

@@ -63,10 +63,10 @@ def without(
     """
     messages: list[tuple[Message, int, float]] = []
     count = 0
-    for header, octets in segment.walk():
-        here = [Message(pa.py_buffer(octets), header.rows)]
+    for header, data in segment.walk():
+        here = [Message(pa.py_buffer(data), header.rows)]
         if header.length:
-            segment.check(header, header.at, octets)
+            segment.check(header, header.at, data)
             batch = pa.ipc.read_record_batch(here[0].data, segment.schema)
             gone = choose(header.first, batch)
             if any(gone):

@@ -152,7 +152,7 @@ class Segment:
         Raises:
             OSError: the disk refuses; `Uncertain` if the new name may stay.
         """
-        header, octets = FileHeader.make(
+        header, data = FileHeader.make(
             partition,
             first,
             schema,
@@ -165,7 +165,7 @@ class Segment:
         beside, taken = path.with_suffix(".new"), files.exists(path)
         descriptor = files.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
         try:
-            write_all(files, descriptor, [octets], 0)
+            write_all(files, descriptor, [data], 0)
             segment = cls(files, path, header)
             segment._descriptor = descriptor
             for message, transaction, time in messages:
@@ -339,9 +339,9 @@ class Segment:
         first = max(promised, self.first)
         at = self._before(first) if first < self.end else self.size
         while at < self.size:
-            octets = self.files.pread(self._descriptor, min(_ANEW, self.size - at), at)
-            write_all(self.files, self._descriptor, [octets], at)
-            at += len(octets)
+            data = self.files.pread(self._descriptor, min(_ANEW, self.size - at), at)
+            write_all(self.files, self._descriptor, [data], at)
+            at += len(data)
         self._sync()
         self.synced = self.size
 
@@ -356,9 +356,9 @@ class Segment:
     def _was_synced(self, view: memoryview, at: int) -> bool:
         """Whether a whole block behind this position says that it had been synced."""
         found = at
-        octets = view.obj
-        assert isinstance(octets, mmap.mmap | bytes)
-        while (found := octets.find(BLOCK_MAGIC, found + 1)) >= 0:
+        data = view.obj
+        assert isinstance(data, mmap.mmap | bytes)
+        while (found := data.find(BLOCK_MAGIC, found + 1)) >= 0:
             header = header_at(view, found, None)
             if (
                 header is not None
@@ -482,11 +482,11 @@ class Segment:
                         raise self._damaged(at + here, start)
                     if used and used + header.length > max_bytes:
                         return
-                    octets = view[here + BLOCK.size : here + BLOCK.size + header.length]
-                    self.check(header, at + here, octets)
+                    data = view[here + BLOCK.size : here + BLOCK.size + header.length]
+                    self.check(header, at + here, data)
                     used += header.length
                     rows, skip = min(last, end) - start, start - header.first
-                    message = pa.py_buffer(octets)
+                    message = pa.py_buffer(data)
                     yield Block(self.partition, start, rows, skip, message, self.schema, header.time / 1e6)
                     start += rows
                 here += header.size
@@ -506,14 +506,14 @@ class Segment:
         while place < count:
             at = max(at, self._before(places[place]))
             at, length, rows, first, stamp = self._find(view, start, at, places[place])
-            octets = view[at - start + BLOCK.size : at - start + BLOCK.size + length]
+            data = view[at - start + BLOCK.size : at - start + BLOCK.size + length]
             if not self._has_checked(at) and (header := header_at(view, at - start, first)) is not None:
-                self.check(header, at, octets)
+                self.check(header, at, data)
             following = min(place + rows, count)
             # Rarely in a log of one entity: to search takes a third of the time of all this.
             if places[following - 1] >= first + rows:
                 following = bisect_left(places, first + rows, place, following)
-            block = Block(self.partition, first, rows, 0, pa.py_buffer(octets), self.schema, stamp / 1e6)
+            block = Block(self.partition, first, rows, 0, pa.py_buffer(data), self.schema, stamp / 1e6)
             yield block, places[place:following]
             place = following
             at += padded(BLOCK.size + length)

@@ -109,7 +109,7 @@ class Store:
         # Has no thread before there are two files to sync.
         self._syncing = platform.thread_pool(SYNC_THREADS, "levada-sync")
         self._turn = 0
-        self._appends = self._rows = self._octets = self._syncs = 0
+        self._appends = self._rows = self._bytes = self._syncs = 0
         self._delivered = self._repeated = self._deleted = 0
         self._cut, self._lost = found.cut, found.lost
 
@@ -204,10 +204,10 @@ class Store:
         if not batch.num_rows:
             raise JournalError("an append has one row or more", path=str(self.directory))
         conformed, limit = conform(batch, self.schema), self.config.segment_size
-        octets = bytes_of(batch, limit)
-        if octets > limit:
+        size = bytes_of(batch, limit)
+        if size > limit:
             raise JournalError(
-                f"an append of {octets} bytes, at most {limit} (segment_bytes): send fewer rows at a time",
+                f"an append of {size} bytes, at most {limit} (segment_bytes): send fewer rows at a time",
                 path=str(self.directory),
             )
         return number, conformed
@@ -276,7 +276,7 @@ class Store:
         self._publish(touched, batches)
         for messages in packed.values():
             self._rows += sum(message.rows for message in messages)
-            self._octets += sum(message.size for message in messages)
+            self._bytes += sum(message.size for message in messages)
 
     def _note(self, touched: Iterable[Partition]) -> None:
         """Bring the record of ends up to date with the disk."""
@@ -494,12 +494,12 @@ class Store:
         """
         now, transaction = self._clock.now(), self._ledger.transaction + 1
         begun: dict[int, int] = {}
-        octets = 0
+        size = 0
         with Undone(self._guard, self._partitions):
             for number, messages in parts:
                 partition = self._partition(number)
                 begun.setdefault(number, partition.end)
-                octets += sum(message.size for message in messages)
+                size += sum(message.size for message in messages)
                 partition.write(messages, transaction=transaction, time=now)
             touched = [self._partitions[number] for number in begun]
             self._sync(touched)
@@ -513,7 +513,7 @@ class Store:
         self._guard.broken = ""
         self._publish(touched, batches or {})
         self._rows += sum(end - first for first, end in ranges.values())
-        self._octets += octets
+        self._bytes += size
         return ranges
 
     def delivered(self, query: str, batch: int) -> Delivered | None:
@@ -830,7 +830,7 @@ class Store:
         return StoreStatistics(
             appends=self._appends,
             rows_appended=self._rows,
-            bytes_appended=self._octets,
+            bytes_appended=self._bytes,
             syncs=self._syncs,
             batches_delivered=self._delivered,
             batches_repeated=self._repeated,

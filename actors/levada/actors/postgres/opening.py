@@ -205,8 +205,8 @@ def grow_log(session: Session, address: PostgresAddress, wanted: pa.Schema) -> L
             if len(columns) > known:
                 for text in tables.growth(known):
                     session.execute(text.encode())
-            octets = columns.serialize().to_pybytes()
-            session.execute(f"UPDATE {tables.name('_log')} SET columns = %s".encode(), (octets,))
+            data = columns.serialize().to_pybytes()
+            session.execute(f"UPDATE {tables.name('_log')} SET columns = %s".encode(), (data,))
             return attrs.evolve(head, columns=columns)
     except psycopg.Error as error:
         raise refusal(error.sqlstate or "", str(error), address) from None

@@ -178,8 +178,8 @@ def _text(kind: pa.DataType) -> Kind:
         if nulls == count:
             return _head(25, count, nulls=True) + _NULL * count
         found = values.view(pa.binary()).to_pylist()
-        octets = values.buffers()[2]
-        if octets is not None and (b"\0" in (whole := octets.to_pybytes()) or ESCAPE in whole):
+        buffer = values.buffers()[2]
+        if buffer is not None and (b"\0" in (whole := buffer.to_pybytes()) or ESCAPE in whole):
             found = [None if v is None else escaped(v) for v in found]
         return _array(25, found, nulls=bool(nulls))
 

@@ -71,7 +71,7 @@ class LogWriter:
         self._where = where
         self._told = written
         self._jobs: deque[AppendJob] = deque()
-        self._octets = 0
+        self._bytes = 0
         self._wake = trio.Event()
         self._progress = trio.Event()
 
@@ -81,7 +81,7 @@ class LogWriter:
     @property
     def is_full(self) -> bool:
         """Whether so much waits that the next append has to wait too."""
-        return self._octets >= MOST_WAITING
+        return self._bytes >= MOST_WAITING
 
     async def room(self) -> None:
         """Wait until it is not full."""
@@ -96,7 +96,7 @@ class LogWriter:
     def put(self, job: AppendJob) -> None:
         """Take an append."""
         self._jobs.append(job)
-        self._octets += job.size
+        self._bytes += job.size
         self._wake.set()
 
     async def run(self) -> None:
@@ -105,16 +105,16 @@ class LogWriter:
             if not self._jobs:
                 self._wake = trio.Event()
                 await self._wake.wait()
-            group, octets = list[AppendJob](), 0
+            group, size = list[AppendJob](), 0
             for job in self._jobs:
-                if group and octets + job.size > MOST_BYTES:
+                if group and size + job.size > MOST_BYTES:
                     break
                 group.append(job)
-                octets += job.size
+                size += job.size
             await self._settle(list(group), trio.current_time() + PATIENCE)
             for _ in group:
                 self._jobs.popleft()
-            self._octets -= octets
+            self._bytes -= size
             self._progress.set()
             self._progress = trio.Event()
             self._told()

@@ -59,8 +59,8 @@ async def blocks_of(name: str, journal: Ref[Any] | JournalAway, m: Wanted) -> As
     found = _away(journal, m) if isinstance(journal, JournalAway) else _here(journal, m)
     start = m.start
     async with aclosing(found) as blocks:
-        async for head, octets in blocks:
-            yield Payload(octets, head.encode())
+        async for head, data in blocks:
+            yield Payload(data, head.encode())
             start = head.first + head.rows
     if start < m.end:
         raise JournalError(f"rows {start} to {m.end} of partition {m.partition} of {name} are not there")

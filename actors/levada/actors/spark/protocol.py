@@ -312,8 +312,8 @@ def rows_payload(route: str, head: Head, batch: pa.RecordBatch, trace: Iterable[
 
 def head_of(entries: CompositeMetadata) -> Head:
     """Return the head that `rows_payload` wrote; `DecodeError` if there is none."""
-    octets = next((entry.metadata for entry in entries.entries if entry.mime_type == HEAD), b"")
-    head: Head = _codec.decode(octets, StageHead | AppendHead)
+    data = next((entry.metadata for entry in entries.entries if entry.mime_type == HEAD), b"")
+    head: Head = _codec.decode(data, StageHead | AppendHead)
     return head
 
 

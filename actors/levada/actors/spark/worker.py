@@ -514,7 +514,7 @@ class _Held:
     def __init__(self, schema: pa.Schema) -> None:
         self._schema = schema
         self._blocks: list[pa.RecordBatch] = []
-        self._rows = self._octets = 0
+        self._rows = self._bytes = 0
 
     def add(self, block: pa.RecordBatch, *, is_last: bool) -> Iterator[pa.RecordBatch]:
         """Take a block; yield the events that are due."""
@@ -523,14 +523,14 @@ class _Held:
         if block.num_rows:
             self._blocks.append(block)
             self._rows += block.num_rows
-            self._octets += block.nbytes
-        if is_last or self._rows >= HELD_ROWS or self._octets >= BLOCK_BYTES:
+            self._bytes += block.nbytes
+        if is_last or self._rows >= HELD_ROWS or self._bytes >= BLOCK_BYTES:
             yield from self._events()
 
     def _events(self) -> Iterator[pa.RecordBatch]:
         if self._blocks:
             rows = joined(self._blocks)
-            self._blocks, self._rows, self._octets = [], 0, 0
+            self._blocks, self._rows, self._bytes = [], 0, 0
             events = events_of(rows)
             if events.num_rows:
                 yield fit(events, self._schema)

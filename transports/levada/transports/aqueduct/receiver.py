@@ -40,7 +40,7 @@ _MAX_RUNS = 4096
 class Delivery:
     """A message for the application; its payload is decoded only then (AQ-33). An owner may give the core a subclass of it."""
 
-    __slots__ = ("_octets", "attachments", "half", "payload")
+    __slots__ = ("_size", "attachments", "half", "payload")
 
     def __init__(self, half: ReceiverHalf, payload: bytes, attachments: tuple[SenderHalf | ReceiverHalf, ...]) -> None:
         self.half = half
@@ -49,7 +49,7 @@ class Delivery:
         """The bytes that were sent."""
         self.attachments = attachments
         """Halves of the attached channels, by index; each may have ended already."""
-        self._octets = 0  # that count as untaken
+        self._size = 0  # that count as untaken
 
     def __repr__(self) -> str:
         return f"<Delivery of {len(self.payload)} bytes on {self.half.id}, attached {[h.id for h in self.attachments]}>"
@@ -60,15 +60,15 @@ class Delivery:
         Returns:
             Whether a stream was read on, so that there may be events and output.
         """
-        octets = self._octets
-        if not octets:
+        size = self._size
+        if not size:
             return False
-        self._octets = 0
+        self._size = 0
         half = self.half
         if half.stalled:
-            return half.released(octets)
-        half.untaken -= octets
-        half.core.held -= octets
+            return half.released(size)
+        half.untaken -= size
+        half.core.held -= size
         return False
 
     def discard(self, *, lost: bool = False) -> None:
@@ -155,7 +155,7 @@ class ReceiverHalf(ChannelHalf):
         for half in message.attachments:
             half.known = True
         if not release:
-            message._octets = len(message.payload)
+            message._size = len(message.payload)
             if self.stalled:
                 self.released(0)
         else:
@@ -171,7 +171,7 @@ class ReceiverHalf(ChannelHalf):
         count = max(0, min(most, len(mailbox)))
         for _ in range(count):
             message = mailbox.popleft()
-            message._octets = len(message.payload)
+            message._size = len(message.payload)
             for half in message.attachments:
                 half.known = True
             queue.append(message)
