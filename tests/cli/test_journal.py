@@ -23,7 +23,7 @@ import pyarrow as pa
 
 from levada.actors import cli
 from levada.actors.durable import log_columns, log_config
-from levada.actors.journal import JournalConfig, Keyed, Store, columns_of
+from levada.actors.journal import JournalConfig, JournalFull, Keyed, Store, columns_of
 from levada.actors.journal.inspection import inspect
 from levada.framework import message
 
@@ -350,10 +350,22 @@ def test_a_copy_of_a_log_of_durable_actors(
     assert (code, output.splitlines()) == (0, [said, "levada: 3 of 3 rows"])
     code, output = levada("copy", source, target)
     assert (code, f"{target} has rows, and is no unfinished copy of the log {epoch}" in output) == (2, True)
+    for place, text in ((source / "copy", f"is inside {source}"), (tmp_path, "is not empty, and no log")):
+        code, output = levada("copy", source, place)
+        assert (code, text in output) == (2, True)
     code, output = levada("copy", journal, tmp_path / "other")
     assert (code, "this journal is not the log of a durable class" in output) == (2, True)
+    with monkeypatch.context() as disk:
+        disk.setattr(Store, "copy", no_room)
+        code, output = levada("copy", source, tmp_path / "other")
+    assert (code, output) == (2, "levada: the disk is full, and copy again: it goes on where it stopped\n")
     last_segment(source).unlink()
     assert levada("copy", source, tmp_path / "other")[0] == 1
+
+
+def no_room(*_: object) -> None:
+    """As the disk of a copy that is full."""
+    raise JournalFull("the disk is full")
 
 
 def test_a_damaged_journal_is_not_backed_up(journal: Path, tmp_path: Path, levada: Run) -> None:

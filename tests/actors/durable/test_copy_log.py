@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
@@ -23,6 +25,7 @@ from levada.actors.journal import (  # noqa: E402
     CopyUnfinished,
     Journal,
     JournalDamaged,
+    JournalFull,
     Store,
     still,
     stream_of,
@@ -30,6 +33,7 @@ from levada.actors.journal import (  # noqa: E402
 from levada.actors.journal.inspection import inspect  # noqa: E402
 from levada.framework import ActorSystem  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
+from levada.framework.platform import REAL  # noqa: E402
 
 Row = dict[str, Any]
 
@@ -80,7 +84,10 @@ async def test_durable_actors_go_on_with_a_copy(tmp_path: Path) -> None:
         assert await accounts["anna"].ask(Deposit(2), command="new") == 9
         with pytest.raises(EntityErased):
             await accounts["carl"].ask(Balance())
-    with pytest.raises(ConfigurationError, match="has rows, and is no unfinished copy of the log"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"has rows, and is no unfinished copy of the log \w+; a finished copy is a log of its own",
+    ):
         await copied(source, target)
 
 
@@ -144,6 +151,38 @@ async def test_a_copy_that_was_cut_short_goes_on_where_it_stopped(
     assert 0 < there < len(rows) == there + found.rows
 
 
+async def test_a_full_disk_ends_a_copy_which_goes_on_when_there_is_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(still, "PAGE_ROWS", 5)
+    source, target = tmp_path / "source", tmp_path / "target"
+    await fill(source)
+
+    def refuse(*_: Any) -> int:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    says = r"target: the disk is full .* make room on it, and copy again: it goes on where it stopped$"
+    with monkeypatch.context() as disk, pytest.raises(JournalFull, match=says):
+        await copied(source, target, progress=lambda *_: disk.setattr(REAL.files, "pwritev", refuse))
+    there = len(rows_of(target))
+    found = await copied(source, target, verify=True)
+    assert rows_of(target) == rows_of(source)
+    assert 0 < there < there + found.rows == len(rows_of(source))
+
+
+async def test_an_unfinished_copy_of_another_log_is_refused(tmp_path: Path) -> None:
+    """Also if it has no rows yet."""
+    source, target = tmp_path / "source", tmp_path / "target"
+    await fill(source)
+    with Store.open(target, log_columns(EVENTS), log_config(2), copy_of="0123"):
+        pass
+    with pytest.raises(
+        ConfigurationError,
+        match=r"target is an unfinished copy of another log, 0123, and cannot become a copy of the log \w+\. Nothing is",
+    ):
+        await copied(source, target)
+
+
 async def test_what_is_erased_between_two_attempts_is_erased_from_the_copy(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -198,8 +237,19 @@ async def test_mistakes_leave_everything_as_it_is(tmp_path: Path) -> None:
     await fill(source)
     other = shutil.copytree(source, tmp_path / "other")
     Store.open(tmp_path / "mailbox").close()
+    project = tmp_path / "project"
+    project.mkdir()
+    (project / "main.py").touch()
+    (tmp_path / "link").symlink_to(source)
     mistakes: list[tuple[Any, Any, str]] = [
         (source, source, "the source and the target are the same log"),
+        (source, tmp_path / "link", "link is inside .*source: name a folder elsewhere"),
+        (source, source / "copy", "copy is inside .*source: name a folder elsewhere"),
+        (
+            source,
+            project,
+            "project is not empty, and no log. Nothing is written into it: name a new folder, or an empty one",
+        ),
         (source, other, "has rows, and is no unfinished copy of the log"),
         (tmp_path / "nowhere", tmp_path / "new", "nowhere is not a log: name a folder that has a ledger.sqlite"),
         (tmp_path / "mailbox", tmp_path / "new", "this journal is not the log of a durable class"),
@@ -212,6 +262,11 @@ async def test_mistakes_leave_everything_as_it_is(tmp_path: Path) -> None:
             await copied(one, two)
         assert "word" not in str(caught.value)
     assert not (tmp_path / "new").exists()
+    assert not (source / "copy").exists()
+    assert [path.name for path in project.iterdir()] == ["main.py"]
+    (project / "main.py").rename(project / "lock")  # as a start leaves it that is killed at once
+    await copied(source, project)
+    assert rows_of(project) == rows_of(source)
     assert rows_of(other) == rows_of(source)
 
 

@@ -148,7 +148,9 @@ def test_a_copy_opens_when_it_is_whole(tmp_path: Path) -> None:
         assert [(each.kind, each.text) for each in found.findings] == [
             ("note", f"a copy of the log {'a' * 32} that is not whole: run levada journal copy again")
         ]
-    with pytest.raises(ConfigurationError, match=f"has rows, and is no unfinished copy of the log {'b' * 32}"):
+    with pytest.raises(
+        ConfigurationError, match=f"is an unfinished copy of another log, {'a' * 32}, and cannot become"
+    ):
         Store.open(tmp_path, SCHEMA, CONFIG, copy_of="b" * 32)
     with Store.open(tmp_path, SCHEMA, CONFIG, copy_of="a" * 32) as store:
         assert (store.epoch, store.extent().end) == (epoch, {0: 5, 1: 0})

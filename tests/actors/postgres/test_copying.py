@@ -85,7 +85,7 @@ async def test_a_copy_that_was_cut_short_is_no_log(
     for journal, kind, says in (
         (None, CopyUnfinished, "it is not whole: run levada journal copy again"),
         (url, CopyUnfinished, "the source is a copy of another log, and is not whole"),
-        (other, ConfigurationError, "has rows, and is no unfinished copy of the log"),
+        (other, ConfigurationError, "is an unfinished copy of another log"),
     ):
         with pytest.raises(kind, match=says):
             if journal is None:

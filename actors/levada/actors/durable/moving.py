@@ -34,11 +34,13 @@ from levada.actors.journal import (
     Journal,
     JournalDamaged,
     JournalError,
+    JournalFull,
     ReadEntity,
     Store,
     journal_error,
     stream_of,
 )
+from levada.actors.journal.copying import require_outside
 from levada.actors.journal.inspection import journals_in
 from levada.actors.journal.log import DATABASES
 from levada.actors.journal.log_events import event_columns
@@ -115,15 +117,17 @@ async def copy_log(
     Args:
         system: the system of this process.
         source: a folder; or the URL of a database, with the name of the table: ``postgresql://host/bank?table=accounts``.
-        target: a folder or URL; or the ref of a `levada.actors.journal.CopiedLog`, which is empty, or has the first rows of the source, and does
-            nothing else meanwhile.
+        target: a folder or URL, which is new, or empty, or has what an earlier copy has left; or the ref of a
+            `levada.actors.journal.CopiedLog`, which is empty, or has the first rows of the source, and does nothing else meanwhile.
         verify: compare all rows with the source before the copy counts as whole. Not with a ref.
         timeout: seconds to wait for a process that has the folder of the source open.
         progress: called with the offsets that the copy has reached, and with all offsets.
 
     Raises:
-        ConfigurationError: the source is not the log of a durable class, or the target has rows and is no unfinished copy of it.
+        ConfigurationError: the source is not the log of a durable class; or the target has rows and is no unfinished copy of it, or is a folder
+            with other files, or inside the source.
         CopyUnfinished: the source is a copy that is not whole.
+        JournalFull: there is no room for the copy. Nothing waits for room.
         JournalDamaged: the source is damaged; or with `verify`, the copy is not the same.
         JournalError, OSError: one of the two cannot be read or written, or is lost.
 
@@ -136,6 +140,10 @@ async def copy_log(
         raise ConfigurationError("verify= needs a folder or a database as target, and got a ref")
     if origin == copy:
         raise ConfigurationError("the source and the target are the same log")
+    if isinstance(copy, _FolderPlace):
+        if isinstance(origin, _FolderPlace):
+            require_outside(copy.path, origin.path)
+        await platform.run_in_thread(copy.require_own, platform)
     async with _in_thread(platform, lambda: origin.still(platform, timeout)) as still:
         event_columns(still.columns)  # raises, if it is another kind of journal
         if still.copy_of is not None:
@@ -145,7 +153,11 @@ async def copy_log(
         copying = _Copying(system, still, progress)
         async with copy.open(system, still) as log:
             extent = await _ask(log, GetExtent())
-            await copying.run(log, extent)
+            try:
+                await copying.run(log, extent)
+            except JournalFull as error:
+                error.detail += ", and copy again: it goes on where it stopped"
+                raise
         if verify:
             async with _in_thread(platform, lambda: copy.still(platform, timeout)) as other:
                 await platform.run_in_thread(_compare, still, other)
@@ -161,6 +173,15 @@ class _FolderPlace:
 
     def __str__(self) -> str:
         return str(self.path)
+
+    def require_own(self, platform: Platform) -> None:
+        """Raise `ConfigurationError` if the folder has files that are not of a log. Blocks."""
+        files, own = platform.files, journals_in(self.path) == [self.path]
+        # A start that was cut short may have left the lock alone.
+        if not own and files.exists(self.path) and {*files.names(self.path)} - {"lock"}:
+            raise ConfigurationError(
+                f"{self.path} is not empty, and no log. Nothing is written into it: name a new folder, or an empty one"
+            )
 
     def still(self, platform: Platform, timeout: float) -> AbstractContextManager[StillLog]:
         if journals_in(self.path) != [self.path]:

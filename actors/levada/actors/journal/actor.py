@@ -286,14 +286,14 @@ class Journal(
         # Not a coroutine function: an ask of an idle journal calls this at once, without a turn of the mailbox.
         if self._queue.waiting_bytes >= self.max_pending_bytes and not self._queue.full:
             return self._append_later(m)
-        self._queue.put(WriteJob(None, self._reply() or self._told_rows, m, _bytes_of(m.rows)))
+        self._queue.put(WriteJob(None, self._reply() or self._told_rows, m, _bytes_of(m.rows), m.waits))
         return None
 
     async def _append_later(self, m: Append) -> None:
         # Not while it is full: the questions that make room come by the same mailbox.
         while self._queue.waiting_bytes >= self.max_pending_bytes and not self._queue.full:
             await self._queue.progress()
-        self._queue.put(WriteJob(None, self._reply() or self._told_rows, m, _bytes_of(m.rows)))
+        self._queue.put(WriteJob(None, self._reply() or self._told_rows, m, _bytes_of(m.rows), m.waits))
 
     @handles
     def deliver(self, m: Deliver) -> None:
@@ -303,7 +303,8 @@ class Journal(
     @handles
     def copy(self, m: CopyRows) -> None:
         """Queue rows of another log behind the appends that wait."""
-        self._queue.put(WriteJob(functools.partial(self._store.copy, m), self._reply() or self._told_rows))
+        copy = functools.partial(self._store.copy, m)
+        self._queue.put(WriteJob(copy, self._reply() or self._told_rows, waits=False))
 
     def _reply(self) -> Reply[Any] | None:
         try:

@@ -79,6 +79,8 @@ class WriteJob:
     reply: Reply[Any] | Told | ToldRows
     append: Append | None = None
     size: int = 0
+    waits: bool = True
+    """Whether it waits for room; otherwise it fails."""
 
 
 @attrs.define(eq=False)

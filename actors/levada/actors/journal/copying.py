@@ -32,6 +32,7 @@ __all__ = [
     "errors_of",
     "pinned_files",
     "refusals",
+    "require_outside",
     "require_whole",
     "restore",
     "synced_file",
@@ -149,12 +150,17 @@ def _places(
         raise ConfigurationError(
             f"there is no journal in {origin}: name a folder that has a ledger.sqlite, or the folder above it"
         )
-    if folder.resolve().is_relative_to(origin.resolve()):
-        raise ConfigurationError(f"{folder} is inside {origin}: name a folder elsewhere, best on another disk")
+    require_outside(folder, origin)
     if PLATFORM.get().files.exists(folder):
         what = _comparison(journals, origin, folder) if compares else "is there"
         raise ConfigurationError(f"{folder} {what}. Nothing is overwritten: move it away, or name another folder")
     return journals, folder
+
+
+def require_outside(target: Path, source: Path) -> None:
+    """Raise `ConfigurationError` if the folder of a copy is inside what is copied."""
+    if target.resolve().is_relative_to(source.resolve()):
+        raise ConfigurationError(f"{target} is inside {source}: name a folder elsewhere, best on another disk")
 
 
 def pinned_files(platform: Platform, timeout: float, journal: Path, resources: ExitStack) -> Pin:

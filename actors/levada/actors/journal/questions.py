@@ -101,7 +101,7 @@ class CopyRows(Asks[Appended | Fenced]):
     Compares and appends as `Append` with `at`: if the partition does not end there, the answer is `Fenced`. Offsets without a row are as if their
     rows were erased. `Appended.count` counts them too.
 
-    Fails as `Append`, and with `SchemaMismatch` if the offsets do not grow, or are not between `at` and `end`.
+    Fails as `Append` with ``waits=False``, and with `SchemaMismatch` if the offsets do not grow, or are not between `at` and `end`.
     """
 
     rows: Any

@@ -25,7 +25,7 @@ from .ledger import Ledger, drop_unfinished, ledger_errors
 from .partitions import Loss, Partition
 from .schema import check_growth, fingerprint
 
-__all__ = ["SYNC_THREADS", "UNFINISHED", "Recovered", "find_problems", "read_promise", "recover"]
+__all__ = ["SYNC_THREADS", "UNFINISHED", "Recovered", "find_problems", "read_promise", "recover", "why_no_copy"]
 
 MERGE_AT_OPENING = 1024
 """Small blocks of a last segment that are merged when a journal is opened."""
@@ -78,7 +78,7 @@ def recover(
         raise CopyUnfinished(UNFINISHED, path=str(directory))
     if ledger.copy_of != copy_of and (ledger.copy_of is not None or _has_rows(files, directory)):
         raise ConfigurationError(
-            f"{directory} has rows, and is no unfinished copy of the log {copy_of}. Nothing is overwritten: move it away, or name another folder"
+            f"{directory} {why_no_copy(copy_of, ledger.copy_of)}. Nothing is overwritten: move it away, or name another folder"
         )
     if ledger.partitions != config.partitions:
         raise ConfigurationError(
@@ -142,6 +142,13 @@ def recover(
             ledger.set_copy_of(copy_of)
         ledger.begin({partition.number: partition.end for partition in partitions})
     return Recovered(ledger=ledger, ends=ends, partitions=partitions, schema=columns, cut=cut, lost=lost)
+
+
+def why_no_copy(wanted: str | None, found: str | None) -> str:
+    """Say why a log cannot become a copy of the log `wanted`: it is an unfinished copy of the log `found`; None: it has rows of its own."""
+    if found is not None:
+        return f"is an unfinished copy of another log, {found}, and cannot become a copy of the log {wanted}"
+    return f"has rows, and is no unfinished copy of the log {wanted}; a finished copy is a log of its own"
 
 
 def _clear(files: Files, directory: Path, ledger: Path) -> None:

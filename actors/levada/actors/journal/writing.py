@@ -71,7 +71,7 @@ class Queue:
 
     def put(self, job: WriteJob) -> None:
         """Add an append or a delivery, or have it fail."""
-        if self.full is not None and job.append is not None and not job.append.waits:
+        if self.full is not None and not job.waits:
             job.reply.fail(fresh(self.full))
             return
         if self.full is not None and len(self.waiting) >= self._max_waiting:
@@ -208,8 +208,10 @@ class JournalWriter:
             if job.reply.wanted and job.run is not None:
                 job.reply.send(await self.in_thread(job.run))
         except JournalFull as error:
-            self._note_full(error)
-            return
+            if job.waits:
+                self._note_full(error)
+                return
+            self._refuse(job, error)
         except (JournalError, OSError) as error:
             self._refuse(job, error)
         self._queue.take([job])
@@ -246,9 +248,9 @@ class JournalWriter:
             left = [job for job in wanted if job not in answered]
             if isinstance(error, JournalFull):
                 for job in left:
-                    if job.append is not None and not job.append.waits:
+                    if not job.waits:
                         job.reply.fail(fresh(error))
-                left = [job for job in left if job.append is None or job.append.waits]
+                left = [job for job in left if job.waits]
             queue.put_back(left)
         done = 0
         for job, answer in answers:

@@ -22,6 +22,7 @@ from levada.actors.journal import (
     SchemaMismatch,
     check_growth,
 )
+from levada.actors.journal.recovery import why_no_copy
 from levada.framework.errors import ConfigurationError
 
 from .addresses import PostgresAddress
@@ -132,7 +133,7 @@ def _as_copy(session: Session, address: PostgresAddress, head: LogHead, copy_of:
     [end] = _one(session, f'SELECT max("end") FROM {name_of(address, "_shards")}')
     if head.copy_of is not None or end:
         raise ConfigurationError(
-            f"{address} has rows, and is no unfinished copy of the log {copy_of}. Nothing is overwritten: give the copy another name, ?table="
+            f"{address} {why_no_copy(copy_of, head.copy_of)}. Nothing is overwritten: give the copy another name, ?table="
         )
     session.execute(f"UPDATE {name_of(address, '_log')} SET copy_of = %s".encode(), (copy_of,))
     return attrs.evolve(head, copy_of=copy_of)
