@@ -127,6 +127,11 @@ def test_rows_that_an_older_copy_lacks_are_named(actors: Actors) -> None:
         read_mailbox(actors.bridge.address, "lines", after=json.dumps(end | {"opening": "f" * 32}))
 
 
+def test_a_missing_token_file_is_named_with_pyspark_and_without_a_context_of_spark() -> None:
+    with pytest.raises(ConfigurationError, match=r"cannot read the token file away/bridge\.token: No such file"):
+        read_mailbox("tls://localhost:1", "lines", token_file="away/bridge.token")
+
+
 def test_an_address_of_another_machine_is_refused_at_once(actors: Actors, tmp_path: Path) -> None:
     secret, _, rest = actors.bridge.token_file.read_text().split("\n", 2)
     (tmp_path / "token").write_text(f"{secret}\n{'0' * 32}\n{rest}")

@@ -218,9 +218,10 @@ def _token_path(urls: list[str], token_file: str | None) -> str:
 def _shipped(name: str) -> list[str]:
     try:
         from pyspark import SparkFiles
-    except ModuleNotFoundError:
-        return []  # not Spark's process: `levada.actors.spark.read_mailbox` does without it
-    return [SparkFiles.get(name)]
+
+        return [SparkFiles.get(name)]
+    except (ModuleNotFoundError, AssertionError):
+        return []  # not Spark's process, as for `levada.actors.spark.read_mailbox`, or a client of Spark Connect
 
 
 def _trusting(token: Token) -> ssl.SSLContext:
