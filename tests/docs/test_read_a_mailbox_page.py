@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -21,6 +22,19 @@ READERS: list[tuple[str, str]] = re.findall(
     r"```python\n((?:(?!```).)*?)```\n\nIt prints\n\n```\n(.*?)```", TEXT, re.DOTALL
 )
 LIBRARIES = ["pyarrow", "duckdb", "polars", "pandas", "pyarrow"]
+
+
+MESSAGES: list[str] = re.findall(r"`([^`]*)`", "".join(re.findall(r"^\| (`.*?) \|", TEXT, re.MULTILINE)))
+REFUSED: dict[str, dict[str, Any]] = {
+    "address is empty": {"address": ""},
+    "the address is 'http://x', wanted": {"address": "http://x"},
+    "token_file (as an option: tokenFile) is missing": {"address": "tls://localhost:1"},
+    "no mailbox 'reading' here; there are:": {"name": "reading"},
+    "columns is 'value', wanted": {"columns": "value"},
+    "columns is ['size'], wanted": {"columns": ["size"]},
+    "cannot read the token file": {"token_file": "away/bridge.token"},
+}
+"""The beginnings of messages in the page's table, and the arguments that cause them."""
 
 
 @pytest.fixture(scope="module")
@@ -51,3 +65,12 @@ def test_a_library_reads_the_running_program(
         command, cwd=tmp_path, env=os.environ, capture_output=True, text=True, timeout=250, check=False
     )
     assert (done.stdout, done.stderr, done.returncode) == (output, "", 0)
+
+
+@pytest.mark.parametrize("beginning", REFUSED)
+def test_a_message_of_the_table_is_the_real_one(beginning: str, address: str) -> None:
+    from levada.actors.spark import read_mailbox
+
+    [message] = [each for each in MESSAGES if each.startswith(beginning)]
+    with pytest.raises(Exception, match="^" + re.escape(message).replace("…", ".*")):
+        read_mailbox(**({"address": address, "name": "readings"} | REFUSED[beginning]))

@@ -478,7 +478,7 @@ def test_addresses_that_cannot_be_used_say_why(actors: Actors, tmp_path: Path, m
     token = str(actors.bridge.token_file)
     with pytest.raises(ConfigurationError, match="empty"):
         connection("  ")
-    with pytest.raises(ConfigurationError, match="tokenFile is missing"):
+    with pytest.raises(ConfigurationError, match=r"token_file \(as an option: tokenFile\) is missing"):
         connection("tls://localhost:1")
     for address in ("http://x", "unix://tmp/bridge.socket"):
         with pytest.raises(ConfigurationError, match=f"is '{address}', wanted unix:///path"):

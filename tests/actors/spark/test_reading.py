@@ -105,6 +105,7 @@ def test_a_reader_that_is_dropped_ends_its_stream_at_the_bridge(actors: Actors) 
             ConfigurationError,
             r"columns is \['number', 'size'\], wanted some of number, text",
         ),
+        ({"columns": "text"}, ConfigurationError, r"columns is 'text', wanted a list of names: \['text'\]"),
         ({"columns": []}, ConfigurationError, r"columns is \[\], wanted some of"),
         ({"after": b"17"}, ConfigurationError, r'wanted reader.schema.metadata\[b"levada.end"\] of an earlier'),
         ({"after": b"{"}, ConfigurationError, "wanted reader.schema.metadata"),
@@ -125,6 +126,27 @@ def test_rows_that_an_older_copy_lacks_are_named(actors: Actors) -> None:
     end = json.loads(read_mailbox(actors.bridge.address, "lines").schema.metadata[b"levada.end"])
     with pytest.raises(JournalBehind, match="no such opening: it is an older copy"):
         read_mailbox(actors.bridge.address, "lines", after=json.dumps(end | {"opening": "f" * 32}))
+
+
+@pytest.mark.parametrize(
+    ("address", "text"),
+    [
+        ("", "address is empty: give it the value of Bridge.address"),
+        *(
+            (address, f"the address is {address!r}, wanted unix:///path or tls://host:port")
+            for address in ("http://x", "/path/bridge.socket", "tls://host", "tls://host:port", "tls://[::1", "unix:x")
+        ),
+        (
+            "tls://localhost:1",
+            "token_file (as an option: tokenFile) is missing: "
+            "without a Unix socket the address does not tell where the token is",
+        ),
+    ],
+)
+def test_an_address_is_judged_before_a_token_is_looked_for(address: str, text: str) -> None:
+    with pytest.raises(ConfigurationError) as refused:
+        read_mailbox(address, "lines")
+    assert str(refused.value) == text
 
 
 def test_a_missing_token_file_is_named_with_pyspark_and_without_a_context_of_spark() -> None:

@@ -53,6 +53,8 @@ def read_mailbox(
     While it is read, also `OffsetGone` if retention has deleted rows that were not read yet. Libraries that get the stream as C structures turn
     errors into their own, whose text has the name of the class.
     """
+    if isinstance(columns, str):
+        raise ConfigurationError(f"columns is {columns!r}, wanted a list of names: {[columns]}")
     remote = RemoteMailbox(address, name, None if token_file is None else os.fspath(token_file))
     found = remote.describe()
     begun: Mapping[int, int] = found.first if after is None else _offsets_of(after, found, remote)

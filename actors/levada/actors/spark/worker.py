@@ -31,7 +31,7 @@ from levada.actors.rsocket.blocking import BlockingPeer, PendingAnswer, RequestT
 from levada.framework import Asks, Codec
 from levada.framework.errors import ActorStopped, ConfigurationError, ConnectionClosed, ConnectionLost, LevadaError
 from levada.framework.tracing import TraceHeaders
-from levada.transports.carriers import TlsConfig
+from levada.transports.carriers import TlsConfig, UnixConfig
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import BearerAuthentication, CompositeMetadata, ZipkinTracing
 
@@ -145,9 +145,9 @@ os.register_at_fork(after_in_child=_forget)
 
 
 def _connect(address: str, token_file: str | None) -> tuple[BlockingPeer, bool]:
-    urls = [part.strip() for part in address.split(",") if part.strip()]
+    urls = [_checked(part.strip()) for part in address.split(",") if part.strip()]
     if not urls:
-        raise ConfigurationError("option address is empty: give it the value of Bridge.address")
+        raise ConfigurationError("address is empty: give it the value of Bridge.address")
     path = _token_path(urls, token_file)
     token = Token.read(path)
     ways = [url for url in urls if urlsplit(url).scheme != "unix" or token.host == host_id()]
@@ -172,6 +172,20 @@ def _connect(address: str, token_file: str | None) -> tuple[BlockingPeer, bool]:
     raise (BridgeUnreachable if hopeless else ConnectionLost)(f"no bridge answers: {'; '.join(failures)}")
 
 
+def _checked(url: str) -> str:
+    problem = ConfigurationError(f"the address is {url!r}, wanted unix:///path or tls://host:port")
+    try:
+        parts = urlsplit(url)
+        is_tls = parts.scheme == "tls" and bool(parts.hostname) and parts.port is not None
+    except ValueError:  # brackets or a port that are none
+        raise problem from None
+    if is_tls:
+        return url
+    if parts.scheme == "unix" and not parts.netloc and parts.path.startswith("/"):
+        return f"unix://{parts.path}"
+    raise problem
+
+
 def _is_hopeless(error: ConnectionLost) -> bool:
     """Whether another attempt fails the same way. A refused connection or an unknown name may be of a bridge that starts again."""
     cause = error.__cause__
@@ -182,14 +196,9 @@ def _is_hopeless(error: ConnectionLost) -> bool:
 
 def _open(url: str, token: Token) -> tuple[BlockingPeer, bool]:
     setup = Payload(b"", CompositeMetadata.of(BearerAuthentication(token.secret)).encode())
-    config = ClientConfig(core=CoreConfig(metadata_mime_type=COMPOSITE, setup_payload=setup), window=WINDOW)
-    parts = urlsplit(url)
-    if parts.scheme == "tls":
-        config = attrs.evolve(config, carrier=TlsConfig(context=_trusting(token)))
-    elif parts.scheme == "unix" and not parts.netloc:
-        url = f"unix://{parts.path}"
-    else:
-        raise ConfigurationError(f"the address is {url!r}, wanted unix:///path or tls://host:port")
+    carrier = UnixConfig() if urlsplit(url).scheme == "unix" else TlsConfig(context=_trusting(token))
+    core = CoreConfig(metadata_mime_type=COMPOSITE, setup_payload=setup)
+    config = ClientConfig(core=core, window=WINDOW, carrier=carrier)
     peer = connect(f"rsocket+{url}", config=config, timeout=CONNECT_TIMEOUT)
     try:
         # SETUP has no answer: the first answer tells whether this process was let in.
@@ -206,7 +215,7 @@ def _token_path(urls: list[str], token_file: str | None) -> str:
             if urlsplit(url).scheme == "unix":
                 return str(Path(_unquoted(urlsplit(url).path)).with_name("bridge.token"))
         raise ConfigurationError(
-            "option tokenFile is missing: without a Unix socket the address does not tell where the token is"
+            "token_file (as an option: tokenFile) is missing: without a Unix socket the address does not tell where the token is"
         )
     if not Path(token_file).exists() and not os.path.isabs(token_file):
         # Spark puts the folder of shipped files on the path, too. In the process of a stream's source, only that is right.
