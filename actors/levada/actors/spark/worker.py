@@ -196,7 +196,12 @@ def _is_hopeless(error: ConnectionLost) -> bool:
 
 def _open(url: str, token: Token) -> tuple[BlockingPeer, bool]:
     setup = Payload(b"", CompositeMetadata.of(BearerAuthentication(token.secret)).encode())
-    carrier = UnixConfig() if urlsplit(url).scheme == "unix" else TlsConfig(context=_trusting(token))
+    # A connection is closed here only if it did not work. A bridge that stands still would not end its side, so nothing waits for that.
+    carrier = (
+        UnixConfig(close_timeout=0)
+        if urlsplit(url).scheme == "unix"
+        else TlsConfig(context=_trusting(token), close_timeout=0)
+    )
     core = CoreConfig(metadata_mime_type=COMPOSITE, setup_payload=setup)
     config = ClientConfig(core=core, window=WINDOW, carrier=carrier)
     peer = connect(f"rsocket+{url}", config=config, timeout=CONNECT_TIMEOUT)
