@@ -99,7 +99,7 @@ def test_ls(journal: Path, levada: Run) -> None:
     assert lines[0].startswith(f"{journal}: journal ")
     assert lines[0].endswith(", opened 1 times")
     assert lines[1] == "  columns   entity: string, amount: int64, body: binary, at: timestamp[us, tz=UTC]"
-    assert lines[2].startswith("  partition 0: rows 0 to 20 (20), ")
+    assert lines[2].startswith("  partition 0: offsets 0 to 20, 20 rows, ")
     assert lines[4:] == [
         "  group     readers: 35 rows behind, at 0: 3, 1: 2",
         "  entity    anna: 30 rows",
@@ -140,7 +140,10 @@ def test_erased_rows(journal: Path, levada: Run) -> None:
     with Store.open(journal, COLUMNS.schema, CONFIG):
         pass
     code, text = levada("verify", journal)
-    assert (code, len(text.splitlines())) == (0, 1)
+    assert (code, text) == (0, f"{journal}: whole, 10 rows in 2 partitions\n")
+    assert [line for line in levada("ls", journal)[1].splitlines() if "offsets 0 to 20, 10 rows" in line]
+    assert [each["rows"] for each in json.loads(levada("ls", journal, "--json")[1])["partitions"]] == [10, 0]
+    assert ", 10 rows in 2 partitions" in levada("backup", journal, journal.with_name("backup"))[1]
     assert levada("show", journal, "--entity", "anna") == (0, "")
     assert len(levada("show", journal)[1].splitlines()) == 10
     assert [

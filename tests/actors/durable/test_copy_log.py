@@ -75,6 +75,8 @@ async def test_durable_actors_go_on_with_a_copy(tmp_path: Path) -> None:
     rows = rows_of(source)
     assert rows_of(target) == rows
     assert found.rows == len(rows) < sum(found.end.values())
+    with inspect(target) as there:
+        assert there.rows(0) + there.rows(1) == len(rows)
     assert told[-1] == (sum(found.end.values()),) * 2
     assert (found.target, found.source == found.epoch) == (str(target), False)
     async with ActorSystem("test", ask_timeout=60.0) as system:

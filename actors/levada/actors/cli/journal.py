@@ -203,6 +203,7 @@ def _summary(found: Inspection, entities: dict[str, int] | None, others: int) ->
                 "partition": each.number,
                 "first": each.first if each.segments else 0,
                 "end": each.end,
+                "rows": found.rows(each.number),
                 "segments": len(each.segments),
                 "bytes": each.size,
                 "noted_end": None if found.promise is None else found.promise.end[each.number],
@@ -222,7 +223,7 @@ def _print_summary(found: Inspection, entities: dict[str, int] | None, others: i
     for each in found.partitions:
         first = each.first if each.segments else 0
         print(
-            f"  partition {each.number}: rows {first:,} to {each.end:,} ({each.end - first:,}), {len(each.segments)} segments, "
+            f"  partition {each.number}: offsets {first:,} to {each.end:,}, {found.rows(each.number):,} rows, {len(each.segments)} segments, "
             f"{each.size:,} bytes"
         )
     for name, offsets in sorted(found.groups.items()):
@@ -309,17 +310,17 @@ def _verify(args: argparse.Namespace) -> int:
     for path in _journals(args):
         try:
             with inspect(path, blocks=True) as found:
-                findings, partitions = found.findings, found.partitions
+                findings, partitions = found.findings, len(found.partitions)
+                rows = sum(map(found.rows, range(partitions)))
         except JournalDamaged as error:  # of the ledger
-            findings, partitions = [Finding("damage", error.detail, error.path)], []
+            findings, partitions, rows = [Finding("damage", error.detail, error.path)], 0, 0
         wrong = wrong or _is_wrong(findings)
         if args.json:
             for each in findings:
                 print(json.dumps(_finding(each)))
             continue
-        rows = sum(each.end - each.first for each in partitions if each.segments)
         state = "damaged" if any(each.kind == "damage" for each in findings) else "whole"
-        print(f"{printable(str(path))}: {state}, {rows:,} rows in {len(partitions)} partitions")
+        print(f"{printable(str(path))}: {state}, {rows:,} rows in {partitions} partitions")
         _print_findings(findings)
     return 1 if wrong else 0
 
@@ -373,9 +374,8 @@ def _restore(args: argparse.Namespace) -> int:
 def _copied(copy: Callable[[], list[Copied]]) -> int:
     def run() -> None:
         for each in copy():
-            rows = sum(end - each.first[number] for number, end in each.end.items())
             print(
-                f"{printable(str(each.directory))}: journal {each.epoch}, opening {each.opening or 'unknown'}, {rows:,} rows in "
+                f"{printable(str(each.directory))}: journal {each.epoch}, opening {each.opening or 'unknown'}, {each.rows:,} rows in "
                 f"{len(each.end)} partitions, {each.size:,} bytes"
             )
 

@@ -62,6 +62,8 @@ class Copied:
     """For each partition, the offset of the oldest row."""
     end: Mapping[int, int]
     """For each partition, the offset behind the newest row."""
+    rows: int
+    """The number of rows that it has. Erased and trimmed ones do not count."""
     size: int
     """Bytes of all files."""
 
@@ -320,6 +322,7 @@ def _copied(found: Inspection, directory: Path, size: int) -> Copied:
         opening=found.ledger.opening if found.ledger.begun else "",
         first={each.number: each.first if each.segments else 0 for each in found.partitions},
         end={each.number: each.end for each in found.partitions},
+        rows=sum(found.rows(each.number) for each in found.partitions),
         size=size,
     )
 

@@ -12,16 +12,21 @@ import pyarrow.compute
 
 from levada.framework.errors import ConfigurationError
 
-__all__ = ["event_columns", "events_of"]
+__all__ = ["event_columns", "events_of", "is_log"]
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported, so type checkers see none
 
 _FIRST = ["entity", "sequence", "command", "time", "kind"]
 
 
+def is_log(columns: pa.Schema) -> bool:
+    """Whether a journal with these columns is the log of a durable class."""
+    return bool(columns.names[: len(_FIRST)] == _FIRST)
+
+
 def event_columns(log: pa.Schema) -> pa.Schema:
     """Return the columns of a log that people see; `ConfigurationError` if this is not the log of a durable class."""
-    if log.names[: len(_FIRST)] != _FIRST:
+    if not is_log(log):
         raise ConfigurationError(
             f"this journal is not the log of a durable class: it has the columns {', '.join(log.names)[:200]}"
         )

@@ -238,6 +238,11 @@ class Segment:
             at += header.size
 
     @property
+    def rows(self) -> int:
+        """Rows that it has, by the headers of its blocks: an offset may be without one."""
+        return sum(header.rows for header, _ in self.walk() if header.length)
+
+    @property
     def is_void(self) -> bool:
         """Whether all its rows were erased."""
         return self.erased and not any(header.length for header, _ in self.walk())
