@@ -53,7 +53,7 @@ from .replay import load
 from .rows import ANSWER, ERASED, FIRED, FORGOT, OWNED, REMIND, SNAPSHOT, LogRow
 from .settings import GetShardStatistics, ShardSettings, ShardStatistics
 from .snapshots import MOST_BYTES as SNAPSHOT_BYTES
-from .trimming import Trimming
+from .trimming import FIRST_WAIT, trim
 from .turns import IMMUTABLE, CommandTurn, EntityCommand, Erase, Live, bytes_of, copy_of
 
 __all__ = ["Finisher", "Leave", "Shard"]
@@ -145,7 +145,6 @@ class Shard(DescribedActor[Any]):
         self._time = self.settings.clock
         self._snapshot_every = self.settings.snapshot_every
         self._reminder_times = ReminderTimes(self)
-        self._trimming = Trimming(self)
         self._refusal: JournalError | None = JournalError("it is being opened")
         """Why it takes no commands; None: it takes them."""
         self._unwritable: JournalError | None = None
@@ -222,7 +221,8 @@ class Shard(DescribedActor[Any]):
     def _begin_to_write(self) -> None:
         self.start_task(self._commits.run)
         self._reminder_times.arm()
-        self._trimming.begin()
+        if self.settings.keep is not None:
+            self._trim_in(FIRST_WAIT)
 
     def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
         """Start a task; if it finds that the partition is lost, the shard ends."""
@@ -682,10 +682,12 @@ class Shard(DescribedActor[Any]):
     @handles
     def trim(self, _: _Trim) -> None:
         """Have the log drop old rows."""
-        self.start_soon(self._trimming.trim)
+        self.start_soon(self._trim)
 
-    def trim_in(self, seconds: float) -> None:
-        """Trim the log in so many seconds."""
+    async def _trim(self) -> None:
+        self._trim_in(await trim(self.access.journal, self.number, self.ref.path, self.settings))
+
+    def _trim_in(self, seconds: float) -> None:
         self.timers.once("trim", seconds, _Trim())
 
     @handles

@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import logging
-from typing import TYPE_CHECKING
+from typing import Any
 
 from levada.actors.journal import TrimRows
+from levada.framework import Ref
 from levada.framework.errors import LevadaError
 
-if TYPE_CHECKING:
-    from .shard import Shard
+from .settings import ShardSettings
 
-__all__ = ["Trimming"]
+__all__ = ["FIRST_WAIT", "trim"]
 
 logger = logging.getLogger("levada.actors.durable")
 
@@ -23,28 +23,15 @@ TIMEOUT = 3600.0
 """Seconds after which the log counts as out of reach."""
 
 
-class Trimming:
-    """Trims the log of one shard."""
-
-    def __init__(self, shard: Shard) -> None:
-        self._shard = shard
-
-    def begin(self) -> None:
-        """Trim in a while, if rows are not kept for ever."""
-        if self._shard.settings.keep is not None:
-            self._shard.trim_in(FIRST_WAIT)
-
-    async def trim(self) -> None:
-        """Trim now, and again in a while. If the log refuses or is out of reach, that is logged."""
-        shard, settings = self._shard, self._shard.settings
-        assert settings.keep is not None
-        older = settings.clock() - settings.keep
-        question = TrimRows(shard.number, older, settings.remember, settings.snapshots.layout)
-        try:
-            done = await shard.access.journal.ask(question, timeout=TIMEOUT)
-        except (LevadaError, OSError) as error:
-            logger.warning("%s is not trimmed: %s", shard.ref.path, error, extra={"event": "not_trimmed"})
-        else:
-            if done.rows:
-                logger.info("%s: %d old rows were trimmed", shard.ref.path, done.rows, extra={"event": "trimmed"})
-        shard.trim_in(min(max(settings.keep / 8, LEAST_WAIT), MOST_WAIT))
+async def trim(journal: Ref[Any], shard: int, path: str, settings: ShardSettings) -> float:
+    """Trim the log of a shard; return the seconds to the next time. If the log refuses or is out of reach, that is logged."""
+    assert settings.keep is not None
+    older = settings.clock() - settings.keep
+    try:
+        done = await journal.ask(TrimRows(shard, older, settings.remember, settings.snapshots.layout), timeout=TIMEOUT)
+    except (LevadaError, OSError) as error:
+        logger.warning("%s is not trimmed: %s", path, error, extra={"event": "not_trimmed"})
+    else:
+        if done.rows:
+            logger.info("%s: %d old rows were trimmed", path, done.rows, extra={"event": "trimmed"})
+    return min(max(settings.keep / 8, LEAST_WAIT), MOST_WAIT)

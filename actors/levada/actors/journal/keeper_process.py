@@ -65,7 +65,9 @@ async def keeper(
     """
     settings = attrs.evolve(settings or NodeSettings(), on_any=False)
     async with local_nodes(system, 1, app, names=[name], settings=settings) as nodes:
-        yield Keeper(nodes, name)
+        keep = Keeper(nodes, name)
+        yield keep
+        await keep.pass_on()
 
 
 class Keeper:
@@ -76,6 +78,7 @@ class Keeper:
         """The fleet that its process belongs to."""
         self.name = name
         """Of its node: ``nodes[name]``."""
+        self._routers: list[Ref[Any]] = []
 
     async def open(
         self,
@@ -121,7 +124,15 @@ class Keeper:
             await first.ask(GetExtent(), timeout=None)
         finally:
             waiting.stop()
-        return system.spawn(group(topic), name=name)
+        router: Ref[Any] = system.spawn(group(topic), name=name)
+        self._routers.append(router)
+        return router
+
+    async def pass_on(self) -> None:
+        """End the refs of its journals. Before that, they pass on what they were told: the node takes them from the group when it leaves."""
+        for router in self._routers:
+            router.stop()
+            await router.terminated()
 
 
 class KeptJournal(Journal):

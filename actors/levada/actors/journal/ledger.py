@@ -193,7 +193,8 @@ class Ledger:
         self.copy_of: str | None = facts.get("copy_of")
         """The epoch of the log that this journal is a copy of, as long as the copy is not whole."""
         self._erasures = [Erasure.of_json(each) for each in json.loads(facts.get("erasures", "[]"))]
-        self._trimmed = {int(number): end for number, end in json.loads(facts.get("trimmed", "{}")).items()}
+        self.trimmed = {int(number): end for number, end in json.loads(facts.get("trimmed", "{}")).items()}
+        """For partitions from which rows were trimmed, the offset behind the last of them. Not changed, but replaced."""
         self._openings: list[_Opening] = []
         self._losses: dict[int, dict[int, int]] = {}
         if self.format > 1:
@@ -306,17 +307,12 @@ class Ledger:
                 connection.execute("INSERT INTO facts VALUES ('copy_of', ?)", (epoch,))
         self.copy_of = epoch
 
-    @property
-    def trimmed(self) -> dict[int, int]:
-        """For partitions from which rows were trimmed, the offset behind the last of them."""
-        return dict(self._trimmed)
-
     def set_trimmed(self, partition: int, end: int) -> None:
         """Record that rows before an offset are about to be trimmed."""
-        if end > self._trimmed.get(partition, 0):
-            trimmed = {**self._trimmed, partition: end}
+        if end > self.trimmed.get(partition, 0):
+            trimmed = {**self.trimmed, partition: end}
             self._set_fact("trimmed", trimmed)
-            self._trimmed = trimmed
+            self.trimmed = trimmed
 
     def _set_fact(self, name: str, value: Any) -> None:
         with self._change() as connection:

@@ -35,7 +35,7 @@ _POLLS = 50
 class TrimRequest:
     """A question of another process."""
 
-    token: str
+    name: str
     """Tells it from other questions."""
     older: float
     """As in `TrimRows`."""
@@ -48,7 +48,7 @@ class TrimRequests:
     def __init__(self, files: Files, directory: Path) -> None:
         self._files = files
         self._directory = directory
-        self._token = ""
+        self._known = ""
 
     def look(self) -> TrimRequest | None:
         """Return a new question, if there is one. It stays until it is answered, so that it outlives the writer."""
@@ -58,14 +58,14 @@ class TrimRequests:
             found = TrimRequest(**json.loads(self._files.read(self._directory / _REQUEST)))
         except (OSError, ValueError, TypeError):
             return None  # the asker has gone, or it was changed by hand
-        if found.token == self._token:
+        if found.name == self._known:
             return None
-        self._token = found.token
+        self._known = found.name
         return found
 
     def answer(self, request: TrimRequest, rows: int, error: str) -> None:
         """Answer a question: with the number of rows that went, or with why they did not."""
-        text = json.dumps({"token": request.token, "rows": rows, "error": error})
+        text = json.dumps({"name": request.name, "rows": rows, "error": error})
         _put(self._files, self._directory / _ANSWER, text)
         self._files.discard(self._directory / _REQUEST)
 
@@ -85,7 +85,7 @@ def ask_writer(platform: Platform, directory: Path, older: float, remember: int,
         JournalError: the writer refuses.
         OSError: this user may not write into the folder.
     """
-    files, token = platform.files, platform.token_bytes(8).hex()
+    files, name = platform.files, platform.token_bytes(8).hex()
     deadline, tick, polls = platform.monotonic() + timeout, Event(), 0
     with locked(files, directory / _LOCK, "another process has this journal trimmed"):
         try:
@@ -94,9 +94,9 @@ def ask_writer(platform: Platform, directory: Path, older: float, remember: int,
                     with suppress(JournalLocked), locked(files, directory / "lock", shared=True):
                         return None
                 if not polls:
-                    _put(files, directory / _REQUEST, json.dumps(attrs.asdict(TrimRequest(token, older, remember))))
+                    _put(files, directory / _REQUEST, json.dumps(attrs.asdict(TrimRequest(name, older, remember))))
                 polls += 1
-                found = _answer_in(files, directory, token)
+                found = _answer_in(files, directory, name)
                 if found is not None:
                     if found["error"]:
                         raise JournalError(
@@ -115,12 +115,12 @@ def ask_writer(platform: Platform, directory: Path, older: float, remember: int,
             files.discard(directory / _ANSWER)
 
 
-def _answer_in(files: Files, directory: Path, token: str) -> dict[str, str | int] | None:
+def _answer_in(files: Files, directory: Path, name: str) -> dict[str, str | int] | None:
     try:
         found: dict[str, str | int] = json.loads(files.read(directory / _ANSWER))
     except FileNotFoundError:
         return None
-    return found if found["token"] == token else None
+    return found if found["name"] == name else None
 
 
 def _put(files: Files, path: Path, text: str) -> None:

@@ -72,8 +72,9 @@ async def _here(journal: Ref[Any], m: Wanted) -> AsyncGenerator[tuple[BlockHead,
         blocks: list[Block] = await journal.ask(Read(m.partition, start, m.end, READ_BYTES), timeout=None)
         if not blocks:
             return
-        await _require_still_whole(journal, m.partition, start)
         for block in blocks:
+            if not block.data.size:
+                await _require_still_whole(journal, m.partition, start)
             columns = b"" if block.schema is schema else block.schema.serialize().to_pybytes()
             yield BlockHead(block.first, block.rows, block.skip, columns), block.data.to_pybytes()
             schema, start = block.schema, block.end
@@ -83,9 +84,9 @@ async def _away(journal: JournalAway, m: Wanted) -> AsyncGenerator[tuple[BlockHe
     start, columns = m.start, await journal.ask(GetSchema())
     while start < m.end:
         rows: Rows = await journal.ask(ReadRows(m.partition, start, m.end, READ_BYTES))
-        await _require_still_whole(journal, m.partition, start)
         first = rows.first if rows.count else m.end
         if first > start:  # these were erased
+            await _require_still_whole(journal, m.partition, start)
             yield BlockHead(start, first - start, 0, columns), b""
             columns = b""
         if rows.count:
@@ -96,14 +97,14 @@ async def _away(journal: JournalAway, m: Wanted) -> AsyncGenerator[tuple[BlockHe
 
 def _require_whole(extent: Extent, partition: int, start: int) -> None:
     """Raise `OffsetGone` if rows from an offset on were deleted, or trimmed."""
-    first = extent.whole.get(partition, 0)
+    first = max(extent.first.get(partition, 0), extent.trimmed.get(partition, 0))
     if start < first:
         what = f"partition {partition}: rows {start} to {first - 1} have been deleted by retention, or trimmed"
         raise OffsetGone(what, partition=partition, wanted=start, first=first)
 
 
 async def _require_still_whole(journal: Ref[Any] | JournalAway, partition: int, start: int) -> None:
-    """Raise `OffsetGone` if rows may have been trimmed before they were read: readers pass over them."""
+    """Raise `OffsetGone` if rows that are missing were trimmed before they were read, not erased: readers pass over erased ones."""
     _require_whole(await journal.ask(GetExtent(), timeout=None), partition, start)
 
 

@@ -11,7 +11,7 @@ from levada.actors.journal import Appended, CopyRows, Fenced, JournalError, stre
 from levada.framework import Ref
 
 from ._log_checks import COLUMNS, Row, append, ask, batch, end_of, entity, numbered, row
-from .check_log import Maker, promise
+from ._promises import Maker, promise
 
 
 def placed(rows: Mapping[int, Row]) -> pa.RecordBatch:

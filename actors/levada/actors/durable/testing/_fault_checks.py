@@ -18,7 +18,7 @@ from levada.actors.durable.errors import OutcomeUnknown
 from levada.actors.durable.rows import log_columns
 from levada.framework import Asks, Ref, handles, message
 
-from .check_log import MadeLog, Maker, promise
+from ._promises import MadeLog, Maker, promise
 from .faulty_log import FaultyLog, Lost
 
 

@@ -29,7 +29,7 @@ from levada.actors.journal import (
 from levada.framework import Ref, message
 from levada.framework.errors import ActorError
 
-from .check_log import Maker, promise
+from ._promises import Maker, promise
 
 
 @message("levada.durable.testing.put")

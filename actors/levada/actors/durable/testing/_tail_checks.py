@@ -7,7 +7,7 @@ import trio
 from levada.actors.journal import AwaitRows, Extent, GetExtent, GetReach, Reach
 
 from ._log_checks import COLUMNS, append, ask, row
-from .check_log import Maker, promise
+from ._promises import Maker, promise
 
 
 @promise

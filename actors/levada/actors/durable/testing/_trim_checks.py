@@ -12,7 +12,7 @@ from levada.actors.journal import Appended, Extent, GetExtent, Trimmed, TrimRows
 from levada.framework import Ref
 
 from ._log_checks import COLUMNS, Row, append, ask, entity, numbered, row
-from .check_log import Maker, promise
+from ._promises import Maker, promise
 
 _START = dt.datetime(2026, 1, 1, tzinfo=dt.UTC)
 _LAYOUT = 7
