@@ -464,7 +464,7 @@ def test_a_writer_that_does_not_answer(journal: Path, tmp_path: Path) -> None:
 
 
 def test_a_writer_that_ends_before_it_answers(journal: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("levada.actors.journal.pinning._POLLS", 1)
+    monkeypatch.setattr("levada.actors.journal.asking._POLLS", 1)
     store = Store.open(journal, None, CONFIG)
     with copying(journal, tmp_path / "copy", timeout=60.0) as (thread, found):
         while not (journal / "backup.request").exists():

@@ -8,7 +8,7 @@ from pathlib import Path
 from levada.actors.journal import GetExtent, Store, Trimmed, TrimRows, journal_error
 from levada.actors.journal.inspection import inspect, journals_in
 from levada.actors.journal.log import DATABASES
-from levada.actors.journal.trim_requests import ask_writer
+from levada.actors.journal.trim_requests import ask_to_trim
 from levada.framework import ActorSystem
 from levada.framework.durations import is_duration
 from levada.framework.errors import ActorError, ConfigurationError
@@ -65,7 +65,7 @@ async def trim_log(
 def _trim_folder(platform: Platform, path: Path, older: float, remember: int, timeout: float) -> int:
     if journals_in(path) != [path]:
         raise ConfigurationError(f"{path} is not a log: name a folder that has a ledger.sqlite")
-    rows = ask_writer(platform, path, older, remember, timeout)
+    rows = ask_to_trim(platform, path, older, remember, timeout)
     if rows is not None:
         return rows
     with inspect(path) as found:

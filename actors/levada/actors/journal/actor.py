@@ -66,7 +66,7 @@ from .questions import (
 )
 from .reading import command_of, entity_of, rows_of
 from .store import Store
-from .trim_requests import TrimRequest
+from .trim_requests import TrimRequest, TrimRequests
 from .writing import GROUP_BYTES, JournalWriter, Queue
 
 __all__ = ["Journal"]
@@ -262,6 +262,7 @@ class Journal(
         )
         self._store = await self.enter(_opened(self.system.platform, opening, self._writing))
         self._appends = Appends(self._store, columns)
+        self._trim_requests = TrimRequests(self.system.platform.files, self._store.directory)
         self._writer = JournalWriter(
             self.system.platform,
             self._queue,
@@ -357,12 +358,15 @@ class Journal(
         """Look after what comes from outside (`Store.look`), delete rows that may go, and try again if the journal was full."""
         self._clean_later()
         is_behind = bool(self._queue.urgent)  # then questions go first
-        self._do_soon(self._store.look)
-        request = self._store.take_trim_request()
-        if request is not None:
+        self._do_soon(self._look)
+        if (request := self._trim_requests.take()) is not None:
             self.start_soon(self._trim_all, request)
         if not is_behind and (self._queue.full or self._counts_time):
             self._do_soon(self._store.retain)
+
+    def _look(self) -> None:
+        self._store.look()
+        self._trim_requests.look()
 
     @property
     def _counts_time(self) -> bool:
@@ -433,7 +437,7 @@ class Journal(
                 rows += done.rows
         except LevadaError as error:
             why = str(error)
-        await self._writer.in_thread(lambda: self._store.answer_trim(request, rows, why))
+        await self._writer.in_thread(lambda: self._trim_requests.answer(request, rows, why))
 
     async def _rewrite(
         self, begin: Callable[[], Coroutine[Any, Any, Iterator[int]]], reply: Reply[Any] | None

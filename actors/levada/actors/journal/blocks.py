@@ -23,7 +23,7 @@ from .schema import joined
 
 __all__ = [
     "BLOCK", "BLOCK_MAGIC", "MORE", "NOTHING", "SUMMED", "Block", "Header", "Message", "Uncertain", "bytes_of", "header_at", "map_file", "missing",
-    "pack", "padded", "split_erased", "write_all",
+    "pack", "pack_with_gaps", "padded", "split_erased", "write_all",
 ]  # fmt: skip
 
 BLOCK = struct.Struct("<4sIIIQQqQ")
@@ -195,6 +195,21 @@ def missing(rows: int) -> Iterator[Message]:
     while rows > 0:
         yield Message(NOTHING, min(rows, _MOST_ROWS))
         rows -= _MOST_ROWS
+
+
+def pack_with_gaps(
+    places: Sequence[int], rows: pa.RecordBatch | None, at: int, end: int, config: JournalConfig
+) -> Iterator[Message]:
+    """Make messages of rows with these offsets, and of the gaps between `at` and `end`."""
+    done = 0
+    while rows is not None and done < len(places):
+        yield from missing(places[done] - at)
+        count = len(places) - done
+        if places[-1] - places[done] != count - 1:
+            count = next(n for n in range(1, count) if places[done + n] != places[done] + n)
+        yield from pack([rows.slice(done, count)], config)
+        at, done = places[done] + count, done + count
+    yield from missing(end - at)
 
 
 def padded(size: int) -> int:

@@ -20,10 +20,11 @@ from levada.framework.errors import ConfigurationError
 from levada.framework.files import Files, folder_path
 from levada.framework.platform import PLATFORM, Platform
 
+from .asking import locked
 from .blocks import write_all
 from .errors import JournalDamaged, JournalError, JournalLocked, refused
 from .inspection import Inspection, inspect, journal_path, journals_in
-from .pinning import LEDGER_LAST, Pin, delete_tree, locked, pinned
+from .pinning import LEDGER_LAST, Pin, delete_tree, pinned
 
 __all__ = [
     "Copied",

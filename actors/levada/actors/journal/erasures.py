@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
-from pathlib import Path
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import pyarrow as pa
 import pyarrow.compute
 
 from .config import Keyed
+from .disk_writes import DiskWrites
 from .errors import JournalError
-from .guard import Guard
-from .keys import Keys
-from .ledger import Erasure, Ledger, ledger_errors
-from .partitions import Partition
+from .ledger import Erasure
 from .trimming import chooser
 
 __all__ = ["Erasures"]
@@ -25,6 +21,8 @@ logger = logging.getLogger("levada.actors.journal")
 
 TRY_EVERY = 60.0
 """Seconds between attempts at an erasure that the disk refuses."""
+MANY_GONE = 1 << 16
+"""Rows at which a last segment is sealed when it was trimmed: an opening indexes the last one anew, 0.1 µs for each row that is gone."""
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported, so type checkers see none
 
@@ -32,22 +30,9 @@ pc: Any = pyarrow.compute  # its functions are made when it is imported, so type
 class Erasures:
     """Erases rows. The ledger knows about it from the first step to the last. Its methods belong to the thread that writes."""
 
-    def __init__(
-        self,
-        directory: Path,
-        partitions: Sequence[Partition],
-        keys: Sequence[Keys],
-        ledger: Ledger,
-        guard: Guard,
-        note: Callable[[], None],
-        monotonic: Callable[[], float],
-    ) -> None:
-        self._directory = directory
-        self._partitions = partitions
-        self._keys = keys
-        self._ledger = ledger
-        self._guard = guard
-        self._note = note
+    def __init__(self, writes: DiskWrites, monotonic: Callable[[], float]) -> None:
+        self._writes = writes
+        self._guard = writes.guard
         self._monotonic = monotonic
         self._left: list[Erasure] = []
         """Erasures that the disk refused when the journal was opened."""
@@ -55,14 +40,13 @@ class Erasures:
 
     def begin(self, erasure: Erasure) -> Iterator[int]:
         """Record that rows are to be erased; return an iterator whose steps do it, and yield the number of rows of each."""
-        with ledger_errors(self._directory):
-            self._ledger.begin_erasure(erasure)
-        self._note()
+        with self._writes.ledger_change() as ledger:
+            ledger.begin_erasure(erasure)
         return self._erase(erasure)
 
-    def finish(self, keyed: Keyed | None) -> None:
-        """Go on where a crash came between."""
-        for erasure in self._ledger.erasures:
+    def finish(self, erasures: Iterable[Erasure], keyed: Keyed | None) -> None:
+        """Go on with erasures that a crash cut short."""
+        for erasure in erasures:
             if keyed is not None and keyed.entity == erasure.column:
                 self._left.append(erasure)
             else:
@@ -92,19 +76,14 @@ class Erasures:
 
     def _log(self, why: object) -> None:
         logger.error(
-            "%s: rows that were to be erased are still there: %s", self._directory, why, extra={"event": "not_erased"}
+            "%s: rows that were to be erased are still there: %s",
+            self._writes.directory,
+            why,
+            extra={"event": "not_erased"},
         )
 
-    @contextmanager
-    def refusals(self) -> Iterator[None]:
-        """Turn errors of the disk into the journal's."""
-        try:
-            yield
-        except OSError as error:
-            raise self._guard.refused(error) from error
-
     def _erase(self, erasure: Erasure) -> Iterator[int]:
-        partition, keys = self._partitions[erasure.partition], self._keys[erasure.partition]
+        keys = self._writes.keys[erasure.partition]
         entity = pa.scalar(erasure.entity)
 
         def choose(first: int, batch: pa.RecordBatch) -> Sequence[bool]:
@@ -113,41 +92,47 @@ class Erasures:
             same = pc.fill_null(pc.equal(batch.column(erasure.column), entity), fill_value=False).to_pylist()
             return [each and first + place < erasure.before for place, each in enumerate(same)]
 
-        with self.refusals():
+        with self._guard.refusals():
             found = [first for first in keys.segments_of(erasure.entity) if first < erasure.before]
-        yield from self._rewrite(partition, keys, found, choose)
+        yield from self._rewrite(erasure.partition, found, choose)
         self._guard.require_usable()
-        with ledger_errors(self._directory):
-            self._ledger.end_erasure(erasure)
-        self._note()
+        with self._writes.ledger_change() as ledger:
+            ledger.end_erasure(erasure)
 
     def trim(self, number: int, ranges: Sequence[range]) -> Iterator[int]:
-        """Return an iterator whose steps take rows out of the segments of a partition, as `begin`; nothing goes on after a crash."""
-        partition = self._partitions[number]
-        with ledger_errors(self._directory):
-            self._ledger.set_trimmed(number, ranges[-1].stop)
-        self._note()
+        """Take rows out of the segments of a partition in steps, as `begin`; nothing goes on after a crash."""
+        self._guard.require_usable()
+        if not ranges:
+            return
+        with self._writes.ledger_change() as ledger:
+            ledger.set_trimmed(number, ranges[-1].stop)
+        partition = self._writes.partitions[number]
         touched = [
             each.first
             for each in partition.segments
             if any(run.start < each.end and run.stop > each.first for run in ranges)
         ]
-        return self._rewrite(partition, self._keys[number], touched, chooser(ranges))
+        yield from self._rewrite(number, touched, chooser(ranges))
+        with self._guard.refusals():
+            last = partition.segments[-1]
+            if last.erased and last.end - last.first >= MANY_GONE:
+                partition.roll()
+                partition.publish()
+                self._writes.keys[number].catch_up()
+            while len(partition.segments) > 1 and partition.segments[0].is_void:
+                self._writes.delete_oldest(partition)
 
     def _rewrite(
-        self,
-        partition: Partition,
-        keys: Keys,
-        segments: Sequence[int],
-        choose: Callable[[int, pa.RecordBatch], Sequence[bool]],
+        self, number: int, segments: Sequence[int], choose: Callable[[int, pa.RecordBatch], Sequence[bool]]
     ) -> Iterator[int]:
-        """Rewrite segments, by their first offsets, without the rows that are chosen; yield the number of rows of each."""
+        """Rewrite segments of a partition, by their first offsets, without the rows that are chosen; yield the number of rows of each."""
+        partition, keys = self._writes.partitions[number], self._writes.keys[number]
         for first in segments:
             self._guard.require_usable()
             segment = next((each for each in partition.segments if each.first == first), None)
             if segment is None:
                 continue
-            with self.refusals():
+            with self._guard.refusals():
                 rows = partition.erase(segment, choose)
                 if rows or segment.erased:  # the second: a crash may have come before the index was made
                     keys.rebuild(next(each for each in partition.segments if each.first == first))

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from levada.framework.platform import Platform
@@ -59,6 +60,14 @@ class Guard:
             return refused(error, self.directory)
         self.broken = f"what is on the disk is not known after a failure ({error}), open the journal again"
         return JournalUnwritable(f"nothing of this was written, and {self.broken}", path=str(self.directory))
+
+    @contextmanager
+    def refusals(self) -> Iterator[None]:
+        """Turn errors of the disk into the journal's."""
+        try:
+            yield
+        except OSError as error:
+            raise self.refused(error) from error
 
     def look(self) -> None:
         """Check that the files are where they were; if not, all writes fail from now on."""

@@ -5,7 +5,7 @@ links, and the writer never changes bytes that it has published: it appends, and
 segments, and the journal goes on. Only the bytes behind the end of a last segment change; `Pin.sizes` tells where that was.
 A closed journal is pinned by the process that copies, under the lock that a writer would take.
 
-The process that copies asks through the folder, because the folder is all that it knows of the writer, which may be any program:
+The process that copies asks through the folder (`ask_writer`):
 
     backup.lock     locked by the process that copies; the writer deletes the pin once nothing has it locked
     backup.request  the question, a random token; the writer looks for it every second, and deletes it when it has answered
@@ -17,35 +17,29 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import stat
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from threading import Event
 
 import attrs
 
 from levada.framework.files import Files
 from levada.framework.platform import Platform
 
-from .blocks import write_all
+from .asking import ask_writer, locked, read_answer, write
 from .ends import Ends, PromisedEnds
 from .errors import JournalError, JournalLocked
 from .ledger import Ledger, ledger_errors
 from .partitions import Partition
 
-__all__ = ["LEDGER_LAST", "Pin", "Pins", "delete_tree", "locked", "pinned"]
+__all__ = ["LEDGER_LAST", "Pin", "Pins", "delete_tree", "pinned"]
 
 logger = logging.getLogger("levada.actors.journal")
 
 _LOCK, _REQUEST, _NEW, _PIN = "backup.lock", "backup.request", "backup.new", "backup"
 LEDGER_LAST = ("ends", "ledger.sqlite-wal", "ledger.sqlite")
 """Files beside the partitions, in the order of a copy: if it is cut short it has no ledger, and so it does not open."""
-_POLL = 0.02
-"""Seconds between looks for the answer."""
-_POLLS = 50
-"""Looks for the answer between looks whether a process still has the journal open."""
 
 
 @attrs.frozen
@@ -108,11 +102,11 @@ class Pins:
         first, end = ([getattr(each, name) for each in self._partitions] for name in ("first", "end"))
         promise = PromisedEnds(self._ledger.journal, first, end, self._ledger.commits)
         Ends.create(self._platform, folder / "ends", promise).close()
-        _write(files, folder / "ledger.sqlite", b"")  # readable only for its owner
+        write(files, folder / "ledger.sqlite", b"")  # readable only for its owner
         with ledger_errors(folder):
             self._ledger.copy_to(folder / "ledger.sqlite")
         sizes |= {name: files.stat(folder / name).st_size for name in LEDGER_LAST if files.exists(folder / name)}
-        _write(files, folder / "pin.json", json.dumps({"token": token, "sizes": sizes}).encode())
+        write(files, folder / "pin.json", json.dumps({"token": token, "sizes": sizes}).encode())
         files.rename(folder, self._directory / _PIN)
         files.discard(self._directory / _REQUEST)
 
@@ -143,26 +137,20 @@ def pinned(platform: Platform, directory: Path, timeout: float) -> Iterator[Pin]
 
 def _awaited(platform: Platform, directory: Path, timeout: float) -> Pin:
     files, token = platform.files, platform.token_bytes(8).hex()
-    deadline, tick, polls = platform.monotonic() + timeout, Event(), 0
-    while True:
-        if polls % _POLLS == 0:  # seldom: a writer that starts in this moment finds the folder locked
-            with suppress(JournalLocked), locked(files, directory / "lock", shared=True):
-                return _pin_closed(files, directory)
-        polls += 1
-        # In this order: the writer deletes the question behind the answer.
-        is_asked = files.exists(directory / _REQUEST)
-        sizes = _answer_to(files, directory, token)
-        if sizes is not None:
-            return Pin(directory / _PIN, sizes)
-        if not is_asked:  # yet, or it was deleted with the question of a process that was killed
-            _ask(files, directory, token)
-        if platform.monotonic() >= deadline:
-            raise JournalLocked(
-                f"a process has this journal open and did not answer for {timeout:g} s: it stands still, it cannot pin its files (its log says why), "
-                "or its levada is too old. Wait longer, or stop it first",
-                path=str(directory),
-            )
-        tick.wait(_POLL)
+
+    def answer() -> Pin | None:
+        found = read_answer(files, directory / _PIN / "pin.json", token=token)
+        return None if found is None else Pin(directory / _PIN, found["sizes"])
+
+    return ask_writer(
+        platform,
+        directory / _REQUEST,
+        token.encode(),
+        answer,
+        lambda: _pin_closed(files, directory),
+        timeout,
+        "it stands still, it cannot pin its files (its log says why)",
+    )
 
 
 def _pin_closed(files: Files, directory: Path) -> Pin:
@@ -188,42 +176,6 @@ def _pin_closed(files: Files, directory: Path) -> Pin:
     return Pin(folder, sizes)
 
 
-def _ask(files: Files, directory: Path, token: str) -> None:
-    beside = directory / (_REQUEST + "-new")
-    _write(files, beside, token.encode(), 0o644)  # the writer may be another user
-    files.rename(beside, directory / _REQUEST)
-
-
-def _answer_to(files: Files, directory: Path, token: str) -> dict[str, int] | None:
-    """Return the sizes in the answer to this question; None if there is no answer, or one to another question."""
-    try:
-        found = json.loads(files.read(directory / _PIN / "pin.json"))
-    except FileNotFoundError:
-        return None
-    sizes: dict[str, int] = found["sizes"]
-    return sizes if found["token"] == token else None
-
-
-@contextmanager
-def locked(
-    files: Files, path: Path, refusal: str = "another process copies this journal", *, shared: bool = False
-) -> Iterator[None]:
-    """Lock a file for a block; it is made if it is not there.
-
-    Raises:
-        JournalLocked: another process has it locked; `refusal` is the text.
-    """
-    descriptor = files.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        try:
-            files.lock(descriptor, shared=shared)
-        except OSError as error:
-            raise JournalLocked(refusal, path=str(path)) from error
-        yield
-    finally:
-        files.close(descriptor)
-
-
 def delete_tree(files: Files, path: Path) -> None:
     """Delete a folder and all in it, if it is there."""
     with suppress(FileNotFoundError):
@@ -233,11 +185,3 @@ def delete_tree(files: Files, path: Path) -> None:
             else:
                 files.discard(path / name)
         files.rmdir(path)
-
-
-def _write(files: Files, path: Path, data: bytes, mode: int = 0o600) -> None:
-    descriptor = files.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
-    try:
-        write_all(files, descriptor, [data], 0)
-    finally:
-        files.close(descriptor)

@@ -1,31 +1,13 @@
 """The journal on the disk: partitions of segments, the ledger beside them, and one writer.
 
 `Store` holds a lock on the directory. Its methods that write belong to one thread at a time. Any thread may call the methods that read; they
-see only whole appends that have been synced.
-
-All guarantees rest on the order of writes:
-
-    append      blocks → sync → seen by readers → the record of ends → answered
-    deliver     blocks marked with transaction n + 1 → sync → the ledger's line, synced → seen by readers → the record of ends → answered;
-                an append to several partitions likewise
-    new segment written aside → synced → renamed; the segment before it is synced first
-    group       rows synced → the ledger's line → the record of ends
-    retention   the record of ends, synced → files deleted
-    erasure     the ledger's line → each segment written aside without the rows, synced, renamed → the ledger's line dropped
-    trimming    the ledger's mark → each segment as at an erasure; then as retention, for the oldest segments without a row
-
-After a crash at any point, the segments hold all rows that the ledger and the record of ends know. Rows behind those are of appends that were never
-answered, or of a transaction without a line. A whole append stays; an append without its last block is cut off, and so is the transaction.
-Otherwise the disk has lost rows, and opening raises `JournalDamaged` (`JournalConfig.accept_loss`).
+see only whole appends that have been synced. `DiskWrites` says what happens in which order, and what is there after a crash.
 """
 
 from __future__ import annotations
 
-import logging
 import os
-import sqlite3
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import wait
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Literal
@@ -36,32 +18,25 @@ import pyarrow.compute
 from levada.framework.files import folder_path
 from levada.framework.platform import PLATFORM, Platform
 
-from .blocks import Block, Message, bytes_of, missing, pack
+from .blocks import Block, Message, bytes_of, pack, pack_with_gaps
 from .config import JournalConfig
+from .disk_writes import DiskWrites
 from .erasures import Erasures
-from .errors import JournalError, JournalLocked, JournalUnwritable
+from .errors import JournalError, JournalLocked
 from .extent import Appended, Extent, Fenced, StoreStatistics, partition_of
-from .guard import Guard, Undone
 from .keys import Keys, Taken
-from .ledger import Delivered, Erasure, LedgerLine, Reach, ledger_errors
+from .ledger import Delivered, Erasure, LedgerLine, Reach
 from .partitions import Partition
 from .pinning import Pins
 from .questions import CopyRows, TrimRows
-from .recovery import SYNC_THREADS, Recovered, recover
-from .retention import Clock, DiskRoom, Retention
+from .recovery import Recovered, recover
+from .retention import Clock
 from .schema import check_schema, conform, fit
 from .staging import Stage, Staging
-from .trim_requests import TrimRequest, TrimRequests
 from .trimming import rows_to_go
 
 __all__ = ["Store"]
 
-logger = logging.getLogger("levada.actors.journal")
-
-MOST_OFFSETS = 1 << 20
-"""Most offsets of a segment with rows of a copy: an index in memory takes 12 bytes for each, whether there is a row or not."""
-MANY_GONE = 1 << 16
-"""Rows at which a last segment is sealed when it was trimmed: an opening indexes the last one anew, 0.1 µs for each row that is gone."""
 pc: Any = pyarrow.compute  # its functions are made when it is imported, so type checkers see none
 
 
@@ -77,40 +52,19 @@ class Store:
         found: Recovered,
         staging: Staging,
     ) -> None:
-        self._files = platform.files
         self.directory = directory
         self.config = config
         self.schema: pa.Schema = found.schema
         """Columns of every batch that is appended, and of the batches that `batches` yields."""
-        self._clock = clock
         self._ledger, self._ends, self._partitions = found.ledger, found.ends, found.partitions
         self._staging = staging
-        self._guard = Guard(platform, directory, found.partitions)
-        self._room = DiskRoom(directory, config, found.partitions, found.ledger)
-        self._retention = Retention(config, found.partitions, found.ledger, clock)
         self._resources = ExitStack()
-        keyed = config.keyed
-        self._keys: list[Keys] = []
-        """An index for each partition, or none."""
-        if keyed is not None:
-            self._keys = [Keys(platform.files, each, keyed, found.ledger.journal) for each in found.partitions]
-        self._erasures = Erasures(
-            directory,
-            found.partitions,
-            self._keys,
-            found.ledger,
-            self._guard,
-            lambda: self._note(self._partitions),
-            platform.monotonic,
-        )
+        self._writes = DiskWrites(platform, directory, config, clock, found)
+        self._guard, self._room = self._writes.guard, self._writes.room
+        self._erasures = Erasures(self._writes, platform.monotonic)
         self._pins = Pins(platform, directory, found.partitions, found.ledger)
-        self._requests = TrimRequests(platform.files, directory)
-        self._trim_request: TrimRequest | None = None
-        # Has no thread before there are two files to sync.
-        self._syncing = platform.thread_pool(SYNC_THREADS, "levada-sync")
         self._turn = 0
-        self._appends = self._rows = self._bytes = self._syncs = 0
-        self._delivered = self._repeated = self._deleted = 0
+        self._appends = self._delivered = self._repeated = 0
         self._cut, self._lost = found.cut, found.lost
 
     @classmethod
@@ -168,8 +122,8 @@ class Store:
             store = cls(
                 platform, path, config, Clock(path, clock, platform.monotonic, found.partitions), found, staging
             )
-            resources.callback(store._syncing.shutdown)
-            store._erasures.finish(config.keyed)
+            resources.callback(store._writes.close)
+            store._erasures.finish(found.ledger.erasures, config.keyed)
             store._resources = resources.pop_all()
         return store
 
@@ -200,7 +154,7 @@ class Store:
             SchemaMismatch: the columns differ from the journal's.
             JournalError: the batch is empty or larger than `segment_bytes`, or there is no such partition.
         """
-        self._partition(number)
+        self._writes.partition(number)
         if not batch.num_rows:
             raise JournalError("an append has one row or more", path=str(self.directory))
         conformed, limit = conform(batch, self.schema), self.config.segment_size
@@ -243,17 +197,17 @@ class Store:
         self._guard.require_usable()
         packed = {number: list(self.pack(batches)) for number, batches in _by_partition(prepared).items()}
         if not self._room.takes(packed.values()):
-            self.retain()
+            self._writes.retain()
             if not self._room.takes(packed.values()):
                 if together:
                     raise self._room.full(packed.values())
                 prepared, packed = self._room.prefix(prepared)
         ends = {number: self._partitions[number].end for number in packed}
-        batches = _by_partition(prepared) if self._keys else {}
+        batches = _by_partition(prepared) if self._writes.keys else {}
         if together and len(packed) > 1:
-            self._transact("an append", packed.items(), self._ledger.append, batches)
+            self._writes.transact("an append", packed.items(), self._ledger.append, batches)
         else:
-            self._write(packed, batches)
+            self._writes.append(packed, batches)
         answers = []
         for number, batch in prepared:
             answers.append(Appended(number, ends[number], batch.num_rows))
@@ -265,32 +219,6 @@ class Store:
         """Make messages of batches that have the journal's columns: large batches are cut, small ones put together."""
         return pack(batches, self.config)
 
-    def _write(self, packed: Mapping[int, Sequence[Message]], batches: Mapping[int, Sequence[pa.RecordBatch]]) -> None:
-        now = self._clock.now()
-        touched = [self._partitions[number] for number in packed]
-        with Undone(self._guard, touched):
-            for partition in touched:
-                partition.write(packed[partition.number], transaction=0, time=now)
-            if self.config.sync == "group":
-                self._sync(touched)
-        self._publish(touched, batches)
-        for messages in packed.values():
-            self._rows += sum(message.rows for message in messages)
-            self._bytes += sum(message.size for message in messages)
-
-    def _note(self, touched: Iterable[Partition]) -> None:
-        """Bring the record of ends up to date with the disk."""
-        for partition in touched:
-            self._ends.set(partition.number, partition.first, min(partition.synced_end, partition.end))
-        try:
-            self._ends.write(self._ledger.commits)
-        except OSError as error:
-            # The rows are on the disk all the same; but nothing more is promised that cannot be noted.
-            self._guard.broken = (
-                f"the record of how far the partitions reach cannot be written ({error}), open the journal again"
-            )
-            logger.error("%s: %s", self.directory, self._guard.broken, extra={"event": "ends_unwritable"})
-
     @property
     def broken(self) -> str:
         """Why this store can do no more until it is opened again; empty if it can."""
@@ -301,24 +229,12 @@ class Store:
 
         - Check that the files are where they were; if not, all writes fail from now on. Writes check this too.
         - Pin the files for a process that copies this journal (`backup`).
-        - Look for the question of a process that wants this journal trimmed; see `take_trim_request`.
         - Go on with erasures that a crash cut short and the disk refused at the opening; they are tried once a minute.
         """
         self._guard.look()
         if not self.broken:
             self._pins.look()
-            self._trim_request = self._trim_request or self._requests.look()
             self._erasures.try_again()
-
-    def take_trim_request(self) -> TrimRequest | None:
-        """Return what `look` has found, once; then `answer_trim` is due."""
-        found, self._trim_request = self._trim_request, None
-        return found
-
-    def answer_trim(self, request: TrimRequest, rows: int, error: str) -> None:
-        """Tell the process that asked how many rows went, or why they did not. Belongs to the thread that writes."""
-        with self._erasures.refusals():
-            self._requests.answer(request, rows, error)
 
     @property
     def erasures_left(self) -> bool:
@@ -332,48 +248,8 @@ class Store:
 
     def sync_ends(self) -> None:
         """Sync the record of ends. The next append does it too; call this within `SYNC_EVERY` seconds if there is none."""
-        try:
+        with self._guard.refusals():
             self._ends.sync()
-        except OSError as error:
-            raise self._guard.refused(error) from error
-
-    def _publish(self, touched: Sequence[Partition], batches: Mapping[int, Sequence[pa.RecordBatch]]) -> None:
-        """Show readers what was written; `batches` has these rows for some partitions, to be indexed."""
-        sealed = [partition.publish() for partition in touched]
-        if self._keys:
-            self._index(touched, batches)
-        self._note(touched)
-        if any(sealed):
-            self._retain_if_possible()
-
-    def _retain_if_possible(self) -> None:
-        """Retain behind a change that stands, whatever this raises: its error would say that nothing was changed. It is tried again later."""
-        try:
-            if not self.broken:
-                self.retain()
-        except JournalError as error:
-            logger.warning("%s: %s", self.directory, error.detail, extra={"event": "retain"})
-
-    def _index(self, touched: Sequence[Partition], batches: Mapping[int, Sequence[pa.RecordBatch]]) -> None:
-        try:
-            for partition in touched:
-                self._keys[partition.number].note(batches.get(partition.number, ()))
-        except (JournalError, OSError) as error:
-            # The rows are there all the same; but a command could be taken twice.
-            self._guard.broken = f"new rows cannot be read back for the index ({error}), open the journal again"
-            logger.error("%s: %s", self.directory, self._guard.broken, extra={"event": "index_behind"})
-
-    def _sync(self, partitions: Iterable[Partition]) -> None:
-        touched = list(partitions)
-        self._syncs += len(touched)
-        if len(touched) == 1:
-            touched[0].sync()
-            return
-        # At once, so that the file system puts them into one commit of its own: on ext4 16 files take 6 ms, one after the other 95.
-        syncs = [self._syncing.submit(partition.sync) for partition in touched]
-        wait(syncs)  # all of them: after a failure the writes are taken back
-        for sync in syncs:
-            sync.result()
 
     def copy(self, question: CopyRows) -> Appended | Fenced:
         """Append rows of another log at their own offsets, see `CopyRows`. If this raises, nothing was written.
@@ -385,35 +261,20 @@ class Store:
         """
         self._guard.require_usable()
         number, at, end = question.partition, question.at, question.end
-        partition = self._partition(number)
+        partition = self._writes.partition(number)
         if partition.end != at:
             return Fenced(number, partition.end)
         places, rows = question.placed()
-        messages = list(self._with_gaps(places, None if rows is None else self.prepare(number, rows)[1], at, end))
+        fitting = None if rows is None else self.prepare(number, rows)[1]
+        messages = list(pack_with_gaps(places, fitting, at, end, self.config))
         if not self._room.takes([messages]):
-            self.retain()
+            self._writes.retain()
             if not self._room.takes([messages]):
                 raise self._room.full([messages])
-        first = partition.segments[-1].first
-        if first < at and end - first > MOST_OFFSETS:
-            with Undone(self._guard, [partition]):
-                partition.roll()
-            self._publish([partition], {})
-        self._write({number: messages}, {})
+        self._writes.begin_segment(partition, end)
+        self._writes.append({number: messages}, {})
         self._appends += 1
         return Appended(number, at, end - at)
-
-    def _with_gaps(self, places: Sequence[int], rows: pa.RecordBatch | None, at: int, end: int) -> Iterator[Message]:
-        """Make messages of rows with these offsets, and of the gaps between `at` and `end`."""
-        done = 0
-        while rows is not None and done < len(places):
-            yield from missing(places[done] - at)
-            count = len(places) - done
-            if places[-1] - places[done] != count - 1:
-                count = next(n for n in range(1, count) if places[done + n] != places[done] + n)
-            yield from self.pack([rows.slice(done, count)])
-            at, done = places[done] + count, done + count
-        yield from missing(end - at)
 
     def finish_copy(self, trimmed: Mapping[int, int] | None = None) -> None:
         """Record that all rows of another log are copied into this one. Belongs to the thread that writes; twice is fine.
@@ -426,11 +287,10 @@ class Store:
         """
         self._guard.require_usable()
         if self._ledger.copy_of is not None:
-            with ledger_errors(self.directory):
+            with self._writes.ledger_change() as ledger:
                 for partition, end in (trimmed or {}).items():
-                    self._ledger.set_trimmed(partition, end)
-                self._ledger.set_copy_of(None)
-            self._note(self._partitions)
+                    ledger.set_trimmed(partition, end)
+                ledger.set_copy_of(None)
 
     def deliver(
         self, query: str, batch: int, parts: Iterable[tuple[int, Message]], *, attempts: str | None = None
@@ -455,9 +315,8 @@ class Store:
         if done is not None:
             self._repeated += 1
             if attempts is not None:
-                with ledger_errors(self.directory):
-                    self._ledger.set_attempts(query, batch, attempts)
-                self._note(self._partitions)
+                with self._writes.ledger_change() as ledger:
+                    ledger.set_attempts(query, batch, attempts)
             return done
         size = digest = 0
 
@@ -469,52 +328,13 @@ class Store:
                 self._room.require_for_batch(size, message.size)
                 yield number, [message]
 
-        ranges = self._transact(
+        ranges = self._writes.transact(
             f"the delivery of batch {batch} of {query}",
             checked(),
             lambda ranges: self._ledger.deliver(query, batch, LedgerLine(ranges, digest, attempts)),
         )
         self._delivered += 1
         return Delivered(already=False, ranges=ranges)
-
-    def _transact(
-        self,
-        what: str,
-        parts: Iterable[tuple[int, Sequence[Message]]],
-        decide: Callable[[Mapping[int, tuple[int, int]]], None],
-        batches: Mapping[int, Sequence[pa.RecordBatch]] | None = None,
-    ) -> Mapping[int, tuple[int, int]]:
-        """Write rows that are there when the ledger has a line about them; return their ranges.
-
-        Args:
-            what: it is, for an error.
-            parts: partitions and messages.
-            decide: writes the line, about these ranges.
-            batches: the rows for the index, if they are at hand.
-        """
-        now, transaction = self._clock.now(), self._ledger.transaction + 1
-        begun: dict[int, int] = {}
-        size = 0
-        with Undone(self._guard, self._partitions):
-            for number, messages in parts:
-                partition = self._partition(number)
-                begun.setdefault(number, partition.end)
-                size += sum(message.size for message in messages)
-                partition.write(messages, transaction=transaction, time=now)
-            touched = [self._partitions[number] for number in begun]
-            self._sync(touched)
-            # From here on the ledger decides. After an error, only opening the journal again tells what it decided.
-            self._guard.broken = f"{what} was cut short, open the journal again"
-        ranges = {number: (first, self._partitions[number].segments[-1].end) for number, first in begun.items()}
-        try:
-            decide(ranges)
-        except sqlite3.Error as error:
-            raise JournalUnwritable(f"{self._guard.broken}: {error}", path=str(self.directory)) from error
-        self._guard.broken = ""
-        self._publish(touched, batches or {})
-        self._rows += sum(end - first for first, end in ranges.values())
-        self._bytes += size
-        return ranges
 
     def delivered(self, query: str, batch: int) -> Delivered | None:
         """Look up whether a batch has been delivered; None if not."""
@@ -582,26 +402,22 @@ class Store:
         if name not in self._ledger.groups():
             raise JournalError(f"no group {name!r}: declare it first", path=str(self.directory))
         for number, offset in offsets.items():
-            self._partition(number).check_offset(offset)
+            self._writes.partition(number).check_offset(offset)
         self._set_group(name, offsets)
-        self._retain_if_possible()
+        self._writes.retain_if_possible()
 
     def _set_group(self, name: str, offsets: Mapping[int, int]) -> None:
-        try:
-            self._sync(self._partitions[number] for number in offsets if self.config.sync == "never")
-        except OSError as error:
-            raise self._guard.refused(error) from error
-        with ledger_errors(self.directory):
-            self._ledger.set_group(name, offsets)
-        self._note(self._partitions)
+        with self._guard.refusals():
+            self._writes.sync(self._partitions[number] for number in offsets if self.config.sync == "never")
+        with self._writes.ledger_change() as ledger:
+            ledger.set_group(name, offsets)
 
     def forget_group(self, name: str) -> None:
         """Keep no more rows for a group; harmless if there is none of this name."""
         self._guard.require_usable()
-        with ledger_errors(self.directory):
-            self._ledger.forget_group(name)
-        self._note(self._partitions)
-        self._retain_if_possible()
+        with self._writes.ledger_change() as ledger:
+            ledger.forget_group(name)
+        self._writes.retain_if_possible()
 
     def retain(self) -> int:
         """Seal old segments, delete those that may go; return how many were deleted.
@@ -610,27 +426,7 @@ class Store:
             JournalUnwritable, JournalFull: the disk refuses. Segments that were deleted by then are gone.
             JournalDamaged: a segment is damaged, so its age is not known.
         """
-        self._guard.require_usable()
-        now, deleted = self._clock.now(), 0
-        try:
-            self._retention.seal_old(now)
-            while (leaving := self._retention.next_to_go(now)) is not None:
-                self._delete_oldest(leaving)
-                deleted += 1
-        except OSError as error:
-            raise self._guard.refused(error) from error
-        finally:
-            self._deleted += deleted
-        return deleted
-
-    def _delete_oldest(self, partition: Partition) -> None:
-        path = partition.drop_oldest()
-        self._ends.set(partition.number, partition.first, min(partition.synced_end, partition.end))
-        self._ends.write(self._ledger.commits)
-        self._ends.sync()
-        if self._keys:
-            self._keys[partition.number].drop(path)
-        self._files.unlink(path)
+        return self._writes.retain()
 
     @property
     def epoch(self) -> str:
@@ -650,7 +446,7 @@ class Store:
 
     def end(self, partition: int) -> int:
         """Return the offset behind the last row of a partition; `JournalError` if there is no such partition."""
-        return self._partition(partition).end
+        return self._writes.partition(partition).end
 
     def reach(self, opening: str | None) -> Reach:
         """Say how far the rows that were there in an opening are still the same rows.
@@ -679,7 +475,7 @@ class Store:
             JournalDamaged: the checksum of a block is wrong.
             JournalError: `start` is beyond the end.
         """
-        source = self._partition(partition)
+        source = self._writes.partition(partition)
         source.check_offset(start)
         return source.read(start, source.end if end is None else end, max_bytes)
 
@@ -688,7 +484,7 @@ class Store:
 
         Erased rows are left out.
         """
-        source = self._partition(partition)
+        source = self._writes.partition(partition)
         source.check_offset(start)
         stop = min(source.end, source.end if end is None else end)
         while start < stop:
@@ -770,7 +566,7 @@ class Store:
         number = partition_of(entity, len(self._partitions)) if partition is None else partition
         self._keys_of("entity", number)
         self._guard.require_usable()
-        end = self._partition(number).end
+        end = self._writes.partition(number).end
         column = self.config.keyed.entity if self.config.keyed is not None else None
         erasure = Erasure(number, column or "", entity, end if before is None else min(before, end))
         return self._erasures.begin(erasure)
@@ -783,7 +579,7 @@ class Store:
             JournalDamaged: a block is damaged.
         """
         self._keys_of("entity", m.partition)
-        partition = self._partition(m.partition)
+        partition = self._writes.partition(m.partition)
         read = [offsets.get(m.partition, 0) for offsets in self._ledger.groups().values()]
         return rows_to_go(partition, self.schema, m, min([partition.end, *read]))
 
@@ -792,36 +588,24 @@ class Store:
 
         Nothing goes on after a crash: the rest goes the next time.
         """
-        self._guard.require_usable()
-        if rows:
-            yield from self._erasures.trim(partition, rows)
-            with self._erasures.refusals():
-                source = self._partition(partition)
-                last = source.segments[-1]
-                if last.erased and last.end - last.first >= MANY_GONE:
-                    source.roll()
-                    source.publish()
-                    self._keys[partition].catch_up()
-                while len(source.segments) > 1 and source.segments[0].is_void:
-                    self._delete_oldest(source)
-                    self._deleted += 1
+        return self._erasures.trim(partition, rows)
 
     def taken(self, partition: int, command: str | bytes) -> Taken | None:
         """Look a command up among the newest rows of a partition (`Keyed.remember`); None if it has not been taken. Raises as `rows_of`."""
         return self._keys_of("command", partition).taken(command, self.schema)
 
     def _keys_of(self, what: Literal["entity", "command"], number: int) -> Keys:
-        self._partition(number)
+        self._writes.partition(number)
         if self.config.keyed is None or getattr(self.config.keyed, what) is None:
             raise JournalError(f"this journal has no key: open it with Keyed({what}=)", path=str(self.directory))
-        return self._keys[number]
+        return self._writes.keys[number]
 
     def offset_within(self, partition: int, start: int, end: int, *, max_bytes: int) -> int:
         """Find the offset at which `read` with the same arguments would end, without reading rows; raises as `read`.
 
         The same at each call, until small blocks are merged.
         """
-        source = self._partition(partition)
+        source = self._writes.partition(partition)
         source.check_offset(start)
         return source.offset_within(start, end, max_bytes)
 
@@ -829,14 +613,14 @@ class Store:
         """Return the counters and sizes."""
         return StoreStatistics(
             appends=self._appends,
-            rows_appended=self._rows,
-            bytes_appended=self._bytes,
-            syncs=self._syncs,
+            rows_appended=self._writes.rows,
+            bytes_appended=self._writes.bytes,
+            syncs=self._writes.syncs,
             batches_delivered=self._delivered,
             batches_repeated=self._repeated,
             bytes_stored=self.size,
             segments=sum(len(partition.segments) for partition in self._partitions),
-            segments_deleted=self._deleted,
+            segments_deleted=self._writes.segments_deleted,
             bytes_cut=self._cut,
             rows_lost=self._lost,
             bytes_staged=self._staging.size,

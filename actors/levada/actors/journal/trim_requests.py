@@ -1,4 +1,4 @@
-"""How another process has an open log trimmed: it asks through the folder, as a `backup` does.
+"""How another process has an open log trimmed: it asks through the folder (`ask_writer`), as a `backup` does.
 
 trim.lock     locked by the process that asks
 trim.request  the question; the writer looks for it every second, and deletes it when it has answered
@@ -8,27 +8,19 @@ trim.answer   the answer, or the error
 from __future__ import annotations
 
 import json
-import os
-from contextlib import suppress
 from pathlib import Path
-from threading import Event
 
 import attrs
 
 from levada.framework.files import Files
 from levada.framework.platform import Platform
 
-from .blocks import write_all
-from .errors import JournalError, JournalLocked
-from .pinning import locked
+from .asking import ask_writer, locked, put, read_answer
+from .errors import JournalError, refused
 
-__all__ = ["TrimRequest", "TrimRequests", "ask_writer"]
+__all__ = ["TrimRequest", "TrimRequests", "ask_to_trim"]
 
 _LOCK, _REQUEST, _ANSWER = "trim.lock", "trim.request", "trim.answer"
-_POLL = 0.02
-"""Seconds between looks for the answer."""
-_POLLS = 50
-"""Looks for the answer between looks whether a process still has the journal open."""
 
 
 @attrs.frozen
@@ -49,28 +41,39 @@ class TrimRequests:
         self._files = files
         self._directory = directory
         self._known = ""
+        self._found: TrimRequest | None = None
 
-    def look(self) -> TrimRequest | None:
-        """Return a new question, if there is one. It stays until it is answered, so that it outlives the writer."""
+    def look(self) -> None:
+        """Look for a new question, for `take`. It stays in the folder until it is answered, so that it outlives the writer."""
         if not self._files.exists(self._directory / _REQUEST):
-            return None
+            return
         try:
             found = TrimRequest(**json.loads(self._files.read(self._directory / _REQUEST)))
         except (OSError, ValueError, TypeError):
-            return None  # the asker has gone, or it was changed by hand
-        if found.name == self._known:
-            return None
-        self._known = found.name
+            return  # the asker has gone, or it was changed by hand
+        if found.name != self._known:
+            self._known, self._found = found.name, found
+
+    def take(self) -> TrimRequest | None:
+        """Return what `look` has found, once; then `answer` is due."""
+        found, self._found = self._found, None
         return found
 
     def answer(self, request: TrimRequest, rows: int, error: str) -> None:
-        """Answer a question: with the number of rows that went, or with why they did not."""
+        """Answer a question: with the number of rows that went, or with why they did not.
+
+        Raises:
+            JournalFull, JournalUnwritable: the disk refuses.
+        """
         text = json.dumps({"name": request.name, "rows": rows, "error": error})
-        _put(self._files, self._directory / _ANSWER, text)
-        self._files.discard(self._directory / _REQUEST)
+        try:
+            put(self._files, self._directory / _ANSWER, text.encode())
+            self._files.discard(self._directory / _REQUEST)
+        except OSError as refusal:
+            raise refused(refusal, self._directory) from refusal
 
 
-def ask_writer(platform: Platform, directory: Path, older: float, remember: int, timeout: float) -> int | None:
+def ask_to_trim(platform: Platform, directory: Path, older: float, remember: int, timeout: float) -> int | None:
     """Have the process that has a journal open trim it; return the number of rows that went, or None if no process has it open. Blocks.
 
     Args:
@@ -86,49 +89,21 @@ def ask_writer(platform: Platform, directory: Path, older: float, remember: int,
         OSError: this user may not write into the folder.
     """
     files, name = platform.files, platform.token_bytes(8).hex()
-    deadline, tick, polls = platform.monotonic() + timeout, Event(), 0
+    question = json.dumps(attrs.asdict(TrimRequest(name, older, remember)))
     with locked(files, directory / _LOCK, "another process has this journal trimmed"):
         try:
-            while True:
-                if polls % _POLLS == 0:  # seldom: a writer that starts in this moment finds the folder locked
-                    with suppress(JournalLocked), locked(files, directory / "lock", shared=True):
-                        return None
-                if not polls:
-                    _put(files, directory / _REQUEST, json.dumps(attrs.asdict(TrimRequest(name, older, remember))))
-                polls += 1
-                found = _answer_in(files, directory, name)
-                if found is not None:
-                    if found["error"]:
-                        raise JournalError(
-                            f"the process that has it open refuses: {found['error']}", path=str(directory)
-                        )
-                    return int(found["rows"])
-                if platform.monotonic() >= deadline:
-                    raise JournalLocked(
-                        f"a process has this journal open and did not answer for {timeout:g} s: it trims still, it stands still, or its levada is "
-                        "too old. Wait longer, or stop it first",
-                        path=str(directory),
-                    )
-                tick.wait(_POLL)
+            found = ask_writer(
+                platform,
+                directory / _REQUEST,
+                question.encode(),
+                lambda: read_answer(files, directory / _ANSWER, name=name),
+                lambda: None,
+                timeout,
+                "it trims still, it stands still",
+            )
         finally:
             files.discard(directory / _REQUEST)
             files.discard(directory / _ANSWER)
-
-
-def _answer_in(files: Files, directory: Path, name: str) -> dict[str, str | int] | None:
-    try:
-        found: dict[str, str | int] = json.loads(files.read(directory / _ANSWER))
-    except FileNotFoundError:
-        return None
-    return found if found["name"] == name else None
-
-
-def _put(files: Files, path: Path, text: str) -> None:
-    """Write a file as a whole, which the other side may read."""
-    beside = path.with_name(path.name + "-new")
-    descriptor = files.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
-    try:
-        write_all(files, descriptor, [text.encode()], 0)
-    finally:
-        files.close(descriptor)
-    files.rename(beside, path)
+    if found is not None and found["error"]:
+        raise JournalError(f"the process that has it open refuses: {found['error']}", path=str(directory))
+    return None if found is None else int(found["rows"])

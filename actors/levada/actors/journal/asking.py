@@ -1,0 +1,121 @@
+"""How a process asks the one that has a journal open: through the folder, because that is all it knows of the writer, which may be any program.
+
+The question is a file. The writer looks for it every second, and deletes it behind its answer, another file. One process asks at a time.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from threading import Event
+from typing import Any, TypeVar
+
+from levada.framework.files import Files
+from levada.framework.platform import Platform
+
+from .blocks import write_all
+from .errors import JournalLocked
+
+__all__ = ["ask_writer", "locked", "put", "read_answer", "write"]
+
+T = TypeVar("T")
+
+_POLL = 0.02
+"""Seconds between looks for the answer."""
+_POLLS = 50
+"""Looks for the answer between looks whether a process still has the journal open."""
+
+
+def ask_writer(
+    platform: Platform,
+    request: Path,
+    question: bytes,
+    answer: Callable[[], T | None],
+    closed: Callable[[], T],
+    timeout: float,
+    reasons: str,
+) -> T:
+    """Ask the process that has a journal open, and wait for its answer. Blocks.
+
+    Args:
+        platform: the surroundings.
+        request: the file for the question, in the folder of the journal. The caller deletes it.
+        question: tells itself from other questions.
+        answer: reads the answer; returns None as long as there is none to this question.
+        closed: is called instead, under the lock of the journal, if no process has it open.
+        timeout: seconds to wait.
+        reasons: why a process may not answer, for the error.
+
+    Raises:
+        JournalLocked: the writer does not answer.
+        OSError: this user may not write into the folder.
+    """
+    files, directory = platform.files, request.parent
+    deadline, tick, polls = platform.monotonic() + timeout, Event(), 0
+    while True:
+        if polls % _POLLS == 0:  # seldom: a writer that starts in this moment finds the folder locked
+            with suppress(JournalLocked), locked(files, directory / "lock", shared=True):
+                return closed()
+        # In this order: the writer deletes the question behind the answer.
+        is_asked = polls and files.exists(request)
+        found = answer()
+        if found is not None:
+            return found
+        if not is_asked:  # yet, or it was deleted with the question of a process that was killed
+            put(files, request, question)
+        polls += 1
+        if platform.monotonic() >= deadline:
+            raise JournalLocked(
+                f"a process has this journal open and did not answer for {timeout:g} s: {reasons}, or its levada is too old. Wait longer, or stop "
+                "it first",
+                path=str(directory),
+            )
+        tick.wait(_POLL)
+
+
+def read_answer(files: Files, path: Path, **mark: str) -> dict[str, Any] | None:
+    """Read a JSON object; None if there is no file, or this mark is not in it: it answers another question."""
+    try:
+        found: dict[str, Any] = json.loads(files.read(path))
+    except FileNotFoundError:
+        return None
+    return found if found.items() >= mark.items() else None
+
+
+def put(files: Files, path: Path, data: bytes) -> None:
+    """Write a file as a whole, which the other side may read: it may be another user."""
+    beside = path.with_name(path.name + "-new")
+    write(files, beside, data, 0o644)
+    files.rename(beside, path)
+
+
+def write(files: Files, path: Path, data: bytes, mode: int = 0o600) -> None:
+    """Write a file, and sync nothing."""
+    descriptor = files.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    try:
+        write_all(files, descriptor, [data], 0)
+    finally:
+        files.close(descriptor)
+
+
+@contextmanager
+def locked(
+    files: Files, path: Path, refusal: str = "another process copies this journal", *, shared: bool = False
+) -> Iterator[None]:
+    """Lock a file for a block; it is made if it is not there.
+
+    Raises:
+        JournalLocked: another process has it locked; `refusal` is the text.
+    """
+    descriptor = files.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        try:
+            files.lock(descriptor, shared=shared)
+        except OSError as error:
+            raise JournalLocked(refusal, path=str(path)) from error
+        yield
+    finally:
+        files.close(descriptor)
