@@ -34,7 +34,7 @@ WORKLOADS = (
         n=20_000,
         base=raw_msgpack_nested,
         base_name="msgpack",
-        budget=5.5,
+        budget=5,
     ),
     Workload(
         key="codec list",
@@ -42,7 +42,7 @@ WORKLOADS = (
         n=500,
         base=raw_msgpack_list,
         base_name="msgpack",
-        budget=6.5,
+        budget=6,
     ),
     Workload(key="late", title="5 ms timer in a flood: late by", n=100, base=None),
     Workload(key="late worst", title="5 ms timer in a flood: worst of 100", n=100, base=None),

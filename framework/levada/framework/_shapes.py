@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from decimal import Decimal
 from enum import Enum, Flag
 from functools import lru_cache
@@ -476,8 +476,12 @@ class Plan:
     """Whether a field may be bytes, which are long perhaps."""
     lower_row: Callable[[Any, Any, int], tuple[Any, ...]] | None
     """Instance, function that packs a row, levels of messages inside it: the row ``(tag, field, …)``. Any error: by way of the shapes."""
+    lower_rows: Callable[[Sequence[Any], Any, int], list[tuple[Any, ...]]] | None
+    """The same for many instances."""
     lift_row: Callable[[list[Any], int], Any] | None
     """The instance of a row with a tag and all fields. Any error as above."""
+    lift_rows: Callable[[list[list[Any]], int], list[Any]] | None
+    """The same for many rows."""
 
 
 def plan_of(cls: Any) -> Plan:
