@@ -21,10 +21,13 @@ from levada.actors.nodes import singleton
 from levada.framework import Actor, ActorSystem, Asks, Reason, Sender, channel, forward, handles, message
 from levada.framework.errors import ChannelError, LevadaError
 from levada.transports.carriers.sockets import ListeningAddress, open_sockets
+from levada.transports.rsocket import CoreConfig, LeaseGrant
 
 FOLDER = Path(os.environ.get("STRUCK", "."))
 TIMEOUT = 20.0
 """Seconds for a question to the singleton or to a durable actor."""
+CONFIG = rsocket.ServerConfig(lease=LeaseGrant(ttl=0.5, n=20), core=CoreConfig(resume=True))
+"""For clients with leases and clients that resume; others take no notice."""
 
 
 @message("struck.Take")
@@ -207,7 +210,7 @@ async def app(system: ActorSystem) -> AsyncIterator[list[Any]]:
 
         accepting.start_soon(partial(trio.serve_listeners, serve, listeners, handler_nursery=work))
         async with (
-            rsocket.serve(system, "rsocket+tcp://127.0.0.1:0", answer_rsocket) as one,
+            rsocket.serve(system, "rsocket+tcp://127.0.0.1:0", answer_rsocket, config=CONFIG) as one,
             aqueduct.serve(system, "aqueduct+tcp://127.0.0.1:0", follow, Follow, expose={"House", "desk"}) as another,
         ):
             yield [one, another, Door(f"http://127.0.0.1:{port}")]

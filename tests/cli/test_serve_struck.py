@@ -28,6 +28,7 @@ from levada.actors.cli.servers import console_of
 from levada.actors.console import connect_console
 from levada.framework import ActorSystem, channel
 from levada.framework.errors import CarrierError, HandleMoved, LevadaError
+from levada.transports.rsocket import CoreConfig, LeaseGrant
 
 pytestmark = [pytest.mark.loopback, pytest.mark.release, pytest.mark.timeout(3000)]
 
@@ -166,8 +167,20 @@ class Load:
 
     async def rsocket(self, worker: int) -> None:
         """One client that connects again by itself."""
+        await self.ask_over_rsocket("rsocket", worker, rsocket.ClientConfig())
+
+    async def leasing(self, worker: int) -> None:
+        """The same; it sends no more requests than the server's leases allow."""
+        await self.ask_over_rsocket("leasing", worker, rsocket.ClientConfig(lease=LeaseGrant(ttl=60, n=1000)))
+
+    async def resuming(self, worker: int) -> None:
+        """The same, in a session that outlives its connection while its node does."""
+        await self.ask_over_rsocket("resuming", worker, rsocket.ClientConfig(core=CoreConfig(resume=True)))
+
+    async def ask_over_rsocket(self, name: str, worker: int, config: rsocket.ClientConfig) -> None:
+        """Connect, and again when the connection or the session is lost."""
         again = rsocket.Reconnect(initial_backoff=0.05, max_backoff=0.5)
-        async with rsocket.connect(self.system, self.server.urls["rsocket"], reconnect=again) as peer:
+        async with rsocket.connect(self.system, self.server.urls["rsocket"], config=config, reconnect=again) as peer:
 
             async def get(path: str) -> bytes:
                 while True:
@@ -178,7 +191,7 @@ class Load:
                             raise
                         await trio.sleep(0.01)
 
-            await self.work("rsocket", worker, get)
+            await self.work(name, worker, get)
 
     async def aqueduct(self, worker: int) -> None:
         """Questions go to a new connection when the server of the one before has closed its entrypoint: it drains."""
@@ -246,7 +259,7 @@ class Load:
         """Run the clients while the body runs, and check what was done."""
         async with trio.open_nursery() as nursery:
             for worker in range(2):
-                for client in (self.http, self.rsocket, self.aqueduct):
+                for client in (self.http, self.rsocket, self.leasing, self.resuming, self.aqueduct):
                     nursery.start_soon(client, worker)
             nursery.start_soon(self.follow)
             await body()

@@ -779,6 +779,45 @@ async def test_leases_of_a_policy(autojump_clock: MockClock) -> None:
         assert peer.statistics().open_streams == 0
 
 
+@pytest.mark.parametrize("fixed", [True, False], ids=["fixed", "policy"])
+@pytest.mark.parametrize("dialect", ["rsocket", "reactivesocket"])
+async def test_a_server_with_leases_serves_clients_without(
+    dialect: str, fixed: bool, autojump_clock: MockClock
+) -> None:
+    """RS-45, RX-38: a client without the flag needs no lease and gets none, for as long as it stays; and a connection that drains gives none."""
+    grant = LeaseGrant(ttl=1.0, n=5)
+    policed: list[ConnectedPeer] = []
+
+    def policy(peer: ConnectedPeer) -> LeaseGrant:
+        policed.append(peer)
+        return grant
+
+    async def handler(request: Request) -> bytes:
+        await trio.sleep(3)
+        return request.data
+
+    config = ServerConfig(lease=grant if fixed else policy)
+    with_lease = ClientConfig(lease=LeaseGrant())
+    async with (
+        ActorSystem() as system,
+        serve(system, f"{dialect}+memory://desk", handler, config=config) as listener,
+        connect(system, listener.url) as peer,
+        connect(system, listener.url, config=with_lease) as other,
+    ):
+        for data in (b"1", b"2"):
+            assert (await peer.request_response(data)).data == data
+            assert (await other.request_response(data)).data == data
+        assert {each.setup.lease for each in policed if each.setup} == (set() if fixed else {True})
+        count = len(policed)
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(other.request_response, b"3")
+            await wait_all_tasks_blocked()
+            for serving in listener.peers:
+                nursery.start_soon(serving.aclose)
+        assert len(policed) == count
+        assert system.statistics().failures == 0
+
+
 # ---------------------------------------------------------------- the end
 
 

@@ -28,7 +28,7 @@ from levada.framework.errors import ActorStopped, CarrierError
 from levada.framework.platform import PLATFORM
 from levada.framework.text import text_of
 from levada.framework.tracing import Tracing
-from levada.transports.rsocket import CoreConfig, ErrorCode, LeaseGrant, Payload, RSocketCore
+from levada.transports.rsocket import ConnectionState, CoreConfig, ErrorCode, LeaseGrant, Payload, RSocketCore
 from levada.transports.rsocket.events import (
     ConnectionDraining,
     ConnectionEnded,
@@ -532,7 +532,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
     def grant(self) -> None:
         """Give the peer the policy's current lease, and the next one when it has run out."""
         lease = self.config.lease
-        if lease is None or self.phase is Phase.SUSPENDED or self.end is not None:
+        if lease is None or self.core.state is not ConnectionState.OPEN:
             return
         grant = lease if isinstance(lease, LeaseGrant) else lease(self.handle)
         self.core.send_lease(grant.ttl, grant.n, trio.current_time(), grant.metadata)

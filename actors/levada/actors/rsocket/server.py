@@ -155,7 +155,8 @@ class ServerConnection(RSocketDriver):
         self.greeted()
         self.core.accept_setup(trio.current_time())
         self.apply(self.core.take_events())
-        self.first_lease()
+        if event.lease:
+            self.first_lease()
         self.flush()
         self.retime()
 
