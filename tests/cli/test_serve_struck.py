@@ -26,6 +26,7 @@ from tests.cli.test_serve import LEVADA
 from levada.actors import aqueduct, rsocket
 from levada.actors.cli.servers import console_of
 from levada.actors.console import connect_console
+from levada.actors.rsocket import ClientConfig
 from levada.framework import ActorSystem, channel
 from levada.framework.errors import CarrierError, HandleMoved, LevadaError
 from levada.transports.rsocket import CoreConfig, LeaseGrant
@@ -167,17 +168,17 @@ class Load:
 
     async def rsocket(self, worker: int) -> None:
         """One client that connects again by itself."""
-        await self.ask_over_rsocket("rsocket", worker, rsocket.ClientConfig())
+        await self.ask_over_rsocket("rsocket", worker, ClientConfig())
 
     async def leasing(self, worker: int) -> None:
         """The same; it sends no more requests than the server's leases allow."""
-        await self.ask_over_rsocket("leasing", worker, rsocket.ClientConfig(lease=LeaseGrant(ttl=60, n=1000)))
+        await self.ask_over_rsocket("leasing", worker, ClientConfig(lease=LeaseGrant(ttl=60, n=1000)))
 
     async def resuming(self, worker: int) -> None:
         """The same, in a session that outlives its connection while its node does."""
-        await self.ask_over_rsocket("resuming", worker, rsocket.ClientConfig(core=CoreConfig(resume=True)))
+        await self.ask_over_rsocket("resuming", worker, ClientConfig(core=CoreConfig(resume=True)))
 
-    async def ask_over_rsocket(self, name: str, worker: int, config: rsocket.ClientConfig) -> None:
+    async def ask_over_rsocket(self, name: str, worker: int, config: ClientConfig) -> None:
         """Connect, and again when the connection or the session is lost."""
         again = rsocket.Reconnect(initial_backoff=0.05, max_backoff=0.5)
         async with rsocket.connect(self.system, self.server.urls["rsocket"], config=config, reconnect=again) as peer:
