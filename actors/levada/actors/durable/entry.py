@@ -15,7 +15,6 @@ import trio
 
 from levada.actors.apps import importable
 from levada.actors.journal import LogStore, partition_of
-from levada.actors.journal.log import DATABASES
 from levada.framework import Actor, ActorSystem, Asks, Codec, Ref, bounded, handles
 from levada.framework.durations import is_duration
 from levada.framework.errors import ConfigurationError, LevadaError
@@ -27,7 +26,7 @@ from levada.framework.ref import DEFAULT_TIMEOUT
 from .access import Access
 from .entity import Durable, handler_of
 from .hosting import MAILBOX, Terms
-from .opening import AGAIN, Folder, OpenShards, Place, columns_in, has_streams, open_journal
+from .opening import AGAIN, Folder, OpenShards, Place, columns_in, database_at, has_streams, open_journal
 from .routing import Follower, Route, ShardRoutes, ToShard, subscribed
 from .rows import ShardLog, load_arrow
 from .settings import GetShardStatistics, ShardSettings, ShardStatistics
@@ -442,12 +441,7 @@ async def _join(system: ActorSystem, cls: type[Durable[M]], name: str, fleet: No
 
 
 def _place_of(journal: Any, name: str, *, keeper: bool) -> Place:
-    if isinstance(journal, str) and journal.startswith(DATABASES):
-        try:
-            from levada.actors.postgres import PostgresStore
-        except ModuleNotFoundError as missing:
-            raise ConfigurationError(str(missing)) from missing
-        journal = PostgresStore.at(journal, name)
+    journal = database_at(journal, name) or journal
     is_path = isinstance(journal, str | os.PathLike)
     if not isinstance(journal, Ref) and (is_path or not callable(getattr(journal, "open", None))):
         return Folder(folder_path(cast(Any, journal)), keeper)

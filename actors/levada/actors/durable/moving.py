@@ -12,10 +12,10 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractAsyncContextManager, AbstractContextManager, ExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import pyarrow as pa
@@ -42,7 +42,6 @@ from levada.actors.journal import (
 )
 from levada.actors.journal.copying import require_outside
 from levada.actors.journal.inspection import journals_in
-from levada.actors.journal.log import DATABASES
 from levada.actors.journal.log_events import event_columns
 from levada.actors.journal.questions import MOST_COPIED
 from levada.actors.journal.still import StillLog, still_folder
@@ -51,6 +50,7 @@ from levada.framework.errors import ActorError, ConfigurationError
 from levada.framework.files import folder_path
 from levada.framework.platform import Platform
 
+from .opening import database_at
 from .rows import ERASED, log_config
 
 if TYPE_CHECKING:
@@ -79,22 +79,6 @@ class CopiedRows:
     """For each shard, the offset behind its last row."""
     rows: int
     """The number of rows that were copied now."""
-
-
-class _Place(Protocol):
-    """Where a log is, or comes to be."""
-
-    def still(self, platform: Platform, timeout: float) -> AbstractContextManager[StillLog]:
-        """Have the log there stand still for a block. Blocks."""
-        ...
-
-    def open(self, system: ActorSystem, source: StillLog) -> AbstractAsyncContextManager[Ref[Any]]:
-        """Open a copy of a log that is not whole; it is made if there is none."""
-        ...
-
-    def finish(self, source: StillLog) -> None:
-        """Record that the copy is whole. Blocks."""
-        ...
 
 
 async def copy_log(
@@ -135,8 +119,9 @@ async def copy_log(
         the copy stays as it is, and the next call goes on.
     """
     platform = system.platform
-    origin, copy = _place_of(source), _RefPlace(target) if isinstance(target, Ref) else _place_of(target)
-    if verify and isinstance(copy, _RefPlace):
+    origin, copy = _place_of(source), _RefTarget(target) if isinstance(target, Ref) else _place_of(target)
+    checked = copy if verify else None
+    if isinstance(checked, _RefTarget):
         raise ConfigurationError("verify= needs a folder or a database as target, and got a ref")
     if origin == copy:
         raise ConfigurationError("the source and the target are the same log")
@@ -144,7 +129,7 @@ async def copy_log(
         if isinstance(origin, _FolderPlace):
             require_outside(copy.path, origin.path)
         await platform.run_in_thread(copy.require_own, platform)
-    async with _in_thread(platform, lambda: origin.still(platform, timeout)) as still:
+    async with _in_thread(platform, partial(origin.still, platform, timeout)) as still:
         event_columns(still.columns)  # raises, if it is another kind of journal
         if still.copy_of is not None:
             raise CopyUnfinished(
@@ -158,8 +143,8 @@ async def copy_log(
             except JournalFull as error:
                 error.detail += ", and copy again: it goes on where it stopped"
                 raise
-        if verify:
-            async with _in_thread(platform, lambda: copy.still(platform, timeout)) as other:
+        if checked is not None:
+            async with _in_thread(platform, partial(checked.still, platform, timeout)) as other:
                 await platform.run_in_thread(_compare, still, other)
         await platform.run_in_thread(copy.finish, still)
         return CopiedRows(target=str(copy), source=still.epoch, epoch=extent.epoch, end=still.ends, rows=copying.rows)
@@ -167,7 +152,7 @@ async def copy_log(
 
 @attrs.frozen
 class _FolderPlace:
-    """A folder."""
+    """A folder, as source or target of a copy."""
 
     path: Path
 
@@ -184,12 +169,14 @@ class _FolderPlace:
             )
 
     def still(self, platform: Platform, timeout: float) -> AbstractContextManager[StillLog]:
+        """Have the log there stand still for a block. Blocks."""
         if journals_in(self.path) != [self.path]:
             raise ConfigurationError(f"{self.path} is not a log: name a folder that has a ledger.sqlite")
         return still_folder(platform, self.path, timeout)
 
     @asynccontextmanager
     async def open(self, system: ActorSystem, source: StillLog) -> AsyncIterator[Ref[Any]]:
+        """Open a copy of a log that is not whole; it is made if there is none."""
         config = log_config(len(source.ends))
         # Opened here, because the error of an actor that fails does not come to those who ask it.
         await system.platform.run_in_thread(lambda: self._store(source).close())
@@ -203,6 +190,7 @@ class _FolderPlace:
                 await ref.terminated()
 
     def finish(self, source: StillLog) -> None:
+        """Record that the copy is whole. Blocks."""
         with self._store(source) as store:
             store.finish_copy(source.trimmed)
 
@@ -212,7 +200,7 @@ class _FolderPlace:
 
 @attrs.frozen
 class _PostgresPlace:
-    """A table in PostgreSQL."""
+    """A table in PostgreSQL, as source or target of a copy."""
 
     store: PostgresStore
 
@@ -237,16 +225,13 @@ class _PostgresPlace:
 
 
 @attrs.frozen
-class _RefPlace:
-    """A log of the caller's."""
+class _RefTarget:
+    """A log of the caller's: the target of a copy, and no source."""
 
     ref: Ref[Any]
 
     def __str__(self) -> str:
         return repr(self.ref)
-
-    def still(self, platform: Platform, timeout: float) -> AbstractContextManager[StillLog]:
-        raise NotImplementedError
 
     @asynccontextmanager
     async def open(self, system: ActorSystem, source: StillLog) -> AsyncIterator[Ref[Any]]:
@@ -256,14 +241,9 @@ class _RefPlace:
         pass
 
 
-def _place_of(place: str | os.PathLike[str]) -> _Place:
-    if isinstance(place, str) and place.startswith(DATABASES):
-        try:
-            from levada.actors.postgres import PostgresStore
-        except ModuleNotFoundError as missing:
-            raise ConfigurationError(str(missing)) from missing
-        return _PostgresPlace(PostgresStore.at(place, ""))
-    return _FolderPlace(folder_path(place).absolute())
+def _place_of(place: str | os.PathLike[str]) -> _FolderPlace | _PostgresPlace:
+    store = database_at(place)
+    return _FolderPlace(folder_path(place).absolute()) if store is None else _PostgresPlace(store)
 
 
 @asynccontextmanager

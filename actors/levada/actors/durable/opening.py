@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 import pyarrow as pa
@@ -26,13 +26,27 @@ from levada.actors.journal import (
     journal_error,
 )
 from levada.actors.journal.config import REOPEN_EVERY
+from levada.actors.journal.log import DATABASES
 from levada.framework import Actor, ActorSystem, Asks, Ref, bounded, message, restart
 from levada.framework.errors import ActorError, ConfigurationError, LevadaError
 
 from .hosting import SentStore, Terms
 from .rows import grown, log_config
 
-__all__ = ["AGAIN", "Folder", "OpenShards", "OpenedShards", "Place", "columns_in", "has_streams", "open_journal"]
+if TYPE_CHECKING:
+    from levada.actors.postgres import PostgresStore
+
+__all__ = [
+    "AGAIN",
+    "Folder",
+    "OpenShards",
+    "OpenedShards",
+    "Place",
+    "columns_in",
+    "database_at",
+    "has_streams",
+    "open_journal",
+]
 
 AGAIN: Final = restart("transient", max=1 << 30, within=60.0, initial_backoff=0.05, max_backoff=5.0)
 """The policy of what uses a disk: a disk may fail for long."""
@@ -49,6 +63,21 @@ class Folder:
 
 Place: TypeAlias = Folder | Ref[Any] | LogStore
 """Where the log of a durable class is: in a folder, behind a ref of the caller's, or in a store that each process opens for itself."""
+
+
+def database_at(place: object, name: str = "") -> PostgresStore | None:
+    """Return the store that a URL names, with the table `name` unless the URL has one; None if this is no URL of a database.
+
+    Raises:
+        ConfigurationError: what databases need is not installed, or the URL is wrong.
+    """
+    if not isinstance(place, str) or not place.startswith(DATABASES):
+        return None
+    try:
+        from levada.actors.postgres import PostgresStore
+    except ModuleNotFoundError as missing:
+        raise ConfigurationError(str(missing)) from missing
+    return PostgresStore.at(place, name)
 
 
 @message("levada.durable.opened_shards")

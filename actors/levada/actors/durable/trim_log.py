@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from levada.actors.journal import GetExtent, Store, Trimmed, TrimRows, journal_error
 from levada.actors.journal.inspection import inspect, journals_in
-from levada.actors.journal.log import DATABASES
 from levada.actors.journal.trim_requests import ask_to_trim
 from levada.framework import ActorSystem
 from levada.framework.durations import is_duration
@@ -15,7 +15,11 @@ from levada.framework.errors import ActorError, ConfigurationError
 from levada.framework.files import folder_path
 from levada.framework.platform import Platform
 
+from .opening import database_at
 from .rows import log_config
+
+if TYPE_CHECKING:
+    from levada.actors.postgres import PostgresStore
 
 __all__ = ["trim_log"]
 
@@ -56,8 +60,9 @@ async def trim_log(
     if not isinstance(remember, int) or remember < 1:
         raise ConfigurationError(f"remember is {remember!r}, wanted a whole number of 1 or more")
     older = system.platform.time() - keep
-    if isinstance(source, str) and source.startswith(DATABASES):
-        return await _trim_database(system, source, older, remember)
+    store = database_at(source)
+    if store is not None:
+        return await _trim_database(system, store, older, remember)
     path = folder_path(source)
     return await system.platform.run_in_thread(_trim_folder, system.platform, path, older, remember, timeout)
 
@@ -78,13 +83,8 @@ def _trim_folder(platform: Platform, path: Path, older: float, remember: int, ti
     return rows
 
 
-async def _trim_database(system: ActorSystem, url: str, older: float, remember: int) -> int:
-    try:
-        from levada.actors.postgres import PostgresStore
-        from levada.actors.postgres.copying import still_postgres
-    except ModuleNotFoundError as missing:
-        raise ConfigurationError(str(missing)) from missing
-    store = PostgresStore.at(url, "")
+async def _trim_database(system: ActorSystem, store: PostgresStore, older: float, remember: int) -> int:
+    from levada.actors.postgres.copying import still_postgres
 
     def shards_of() -> int:
         with still_postgres(store.address) as still:  # raises if there is no log; to open one would make it
