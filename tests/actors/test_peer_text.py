@@ -35,8 +35,7 @@ from levada.transports.maop.authentication import Authentication, Result
 from levada.transports.maop.frames import DisconnectRequest, Fail
 from levada.transports.quic import QuicConfig, dial, listen
 from levada.transports.reactivesocket import frames as reactivesocket_frames
-from levada.transports.rsocket.frames import ErrorFrame, SetupFrame
-from levada.transports.rsocket.payload import Payload
+from levada.transports.rsocket.frames import ErrorFrame, Payload, SetupFrame
 
 FORGED = "bye\r\nERROR all is lost\x1b[2J\0\x7f\x9b\u202e\u2066\u2028\u2029"
 SHOWN = r"bye\r\nERROR all is lost\x1b[2J\x00\x7f\x9b\u202e\u2066\u2028\u2029"

@@ -43,8 +43,7 @@ from levada.framework import (
     rest_for_one,
     restart,
 )
-from levada.framework._runtime.cell import Cell
-from levada.framework._runtime.extras import Extras
+from levada.framework._runtime.cell import Cell, Extras
 from levada.framework.channel import channel
 from levada.framework.errors import ActorError, ChannelError, LevadaError
 from levada.framework.supervisor import Children, StartChild, StopChild, Supervisor

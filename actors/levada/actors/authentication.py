@@ -26,9 +26,9 @@ from attrs import validators as v
 from levada.framework import Actor, Asks, Identity, Reason, Ref
 from levada.framework.embedding import FailureLog
 from levada.framework.errors import ConfigurationError
+from levada.framework.text import printable
 from levada.transports.carriers import CarrierInfo
 from levada.transports.carriers.admission import Admission
-from levada.transports.text import printable
 
 if TYPE_CHECKING:
     from levada.framework import ActorSystem

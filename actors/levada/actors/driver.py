@@ -37,10 +37,10 @@ from levada.framework.errors import (
     ConnectionLost,
     LevadaError,
 )
+from levada.framework.text import printable
 from levada.transports.carriers import CarrierInfo, CarrierStatistics
 from levada.transports.carriers.places import Place
 from levada.transports.core import Core
-from levada.transports.text import printable
 
 __all__ = ["DUE", "PHASES", "Driver", "Due", "Phase"]
 

@@ -25,7 +25,6 @@ from trio.lowlevel import enable_ki_protection
 from ._runtime.ask import Ask, WaitGraph, content_of, stopped_error
 from ._runtime.cell import Cell
 from ._runtime.contract import SystemCounters
-from ._runtime.current import TRACING
 from ._runtime.host import split_cancelled
 from ._runtime.kinds import make_cell
 from ._runtime.lifecycle import Lifecycle
@@ -49,6 +48,7 @@ from .registry import Groups, Registry
 from .supervision import RestartPolicy, Supervised, Supervision
 from .text import exc_info
 from .timers import TimerHeap
+from .tracing import TRACING
 
 if TYPE_CHECKING:
     from .ref import Ref

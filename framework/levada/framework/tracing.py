@@ -30,12 +30,11 @@ Example:
 
 from __future__ import annotations
 
+import contextvars
 import re
 from typing import TYPE_CHECKING, Any, ClassVar, Final, Literal, Self
 
 import attrs
-
-from ._runtime.current import TRACING
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -44,6 +43,10 @@ if TYPE_CHECKING:
     from .ref import Ref
 
 __all__ = ["Span", "TraceHeaders", "Tracing", "current_tracing"]
+
+TRACING: Final[contextvars.ContextVar[Tracing | None]] = contextvars.ContextVar("levada.tracing", default=None)
+"""The tracing of the surrounding system: set in the system's block, and so in the contexts of its actors."""
+
 
 _TRACEPARENT: Final = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}", re.ASCII)
 _TRACESTATE: Final = re.compile(r"[\t\x20-\x7e]{1,512}", re.ASCII)

@@ -22,7 +22,7 @@ from levada.transports.rsocket.events import (
     SetupReceived,
     StreamCancelled,
 )
-from levada.transports.rsocket.payload import Payload
+from levada.transports.rsocket.frames import Payload
 
 F, C, N, L = 0x2000, 0x1000, 0x0800, 0x2000
 LIMITS = CoreConfig(

@@ -28,7 +28,7 @@ from levada.transports.rsocket.events import (
     StreamCompleted,
     StreamFailed,
 )
-from levada.transports.rsocket.payload import Payload
+from levada.transports.rsocket.frames import Payload
 from levada.transports.testing.core_pair import CorePair
 
 REJECTED, CANCELED = 0x202, 0x203

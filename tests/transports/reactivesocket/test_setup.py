@@ -30,7 +30,7 @@ from levada.transports.rsocket.events import (
     StreamCancelled,
     StreamFailed,
 )
-from levada.transports.rsocket.payload import Payload
+from levada.transports.rsocket.frames import Payload
 from levada.transports.rsocket.state import ConnectionState
 
 HI = Payload(b"hi")

@@ -25,7 +25,7 @@ from levada.transports.rsocket.events import (
     StreamCompleted,
     StreamFailed,
 )
-from levada.transports.rsocket.payload import Payload
+from levada.transports.rsocket.frames import Payload
 from levada.transports.rsocket.state import StreamInput, StreamState
 
 F, C, N, M = 0x2000, 0x1000, 0x0800, 0x4000

@@ -9,8 +9,7 @@ import pytest
 
 from levada.transports.rsocket import ConnectionState, CoreConfig, RSocketCore, Sessions
 from levada.transports.rsocket.events import Event, SetupAccepted
-from levada.transports.rsocket.frames import Frame, SetupFrame, decode
-from levada.transports.rsocket.payload import Payload
+from levada.transports.rsocket.frames import Frame, Payload, SetupFrame, decode
 from levada.transports.testing import CorePair
 
 Make = Callable[..., RSocketCore]

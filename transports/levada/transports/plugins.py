@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeAlias, TypeVar, cast
 
 from levada.framework.errors import ConfigurationError
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint

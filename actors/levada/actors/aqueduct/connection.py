@@ -21,6 +21,7 @@ from levada.framework import ActorSystem, Lost, Sample
 from levada.framework.channel import WINDOW, Receiver, Sender, channel
 from levada.framework.embedding import ChannelCore, Outcome, TerminalState
 from levada.framework.errors import CarrierError, DatagramTooLarge
+from levada.framework.text import printable
 from levada.transports import carriers
 from levada.transports.aqueduct import (
     AqueductCore,
@@ -39,7 +40,6 @@ from levada.transports.aqueduct import (
     Writable,
 )
 from levada.transports.carriers import CarrierInfo
-from levada.transports.text import printable
 
 from .config import PeerConfig
 from .envelopes import ANSWERS_GREETING, TRACE_GREETING, WORK_GREETING

@@ -21,8 +21,8 @@ from levada.framework import Ref
 from levada.framework.codec import AttachmentKind
 from levada.framework.embedding import LARGE, Ask, LocalRef, RemoteAsk, RemoteTell, Work, let_others_run
 from levada.framework.errors import ActorError, ActorStopped, DecodeError, LevadaError
+from levada.framework.text import printable
 from levada.transports.aqueduct import Delivery, ReceiverHalf, SenderHalf
-from levada.transports.text import printable
 
 from . import envelopes
 from .answers import Replies, answer_type

@@ -30,8 +30,8 @@ from levada.framework import ActorSystem, Lost, Reason, Ref, oneshot
 from levada.framework.durations import is_duration
 from levada.framework.embedding import DescribedActor
 from levada.framework.errors import ActorStopped, ConfigurationError, ConnectionLost, LevadaError
+from levada.framework.text import printable
 from levada.transports.aqueduct import Headers
-from levada.transports.text import printable
 
 from .envelopes import ID_SIZE
 from .name_lookup import Claim

@@ -48,10 +48,10 @@ from levada.framework.embedding import (
     make_core,
 )
 from levada.framework.errors import ChannelCancelled, ChannelError, DecodeError, HandleMoved, LocalProtocolError
+from levada.framework.text import printable
 from levada.framework.tracing import Tracing
 from levada.transports import aqueduct
 from levada.transports.aqueduct import Attach, Delivery, ReceiverHalf, ReceiverState, SenderHalf, SenderState
-from levada.transports.text import printable
 
 from .envelopes import MAX_STAMP, read_stamp, stamped
 from .links import CreationLink, Half, HalfActor, HalfRecord, OwnHalf

@@ -26,9 +26,9 @@ from levada.framework.errors import (
     HandleNotForwardable,
     LevadaError,
 )
+from levada.framework.text import printable
 from levada.framework.tracing import Tracing
 from levada.transports.aqueduct import Delivery
-from levada.transports.text import printable
 
 from .halves import Halves, Inbound, Outbound, open_delivery
 

@@ -19,9 +19,9 @@ from levada.actors.stream_carriers import url_of
 from levada.framework import Actor, Identity, OneshotSender, Reason, Receiver, Ref, Sender
 from levada.framework.embedding import ChannelCore, Outcome, UntracedMessage, act_for, let_others_run
 from levada.framework.errors import ConfigurationError, LevadaError
+from levada.framework.text import printable
 from levada.transports import carriers
 from levada.transports.aqueduct import CloseCode, HeadersReceived, ReceiverHalf
-from levada.transports.text import printable
 
 from .config import AUTHORIZATION, PeerConfig
 from .connection import AqueductDriver

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from levada.actors import protocols
 from levada.framework.errors import ConfigurationError
+from levada.framework.text import printable
 from levada.transports.plugins import resolve
-from levada.transports.text import printable
 
 from . import Subparsers
 

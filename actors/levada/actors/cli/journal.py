@@ -15,8 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levada.framework.errors import ConfigurationError
-from levada.framework.text import finite
-from levada.transports.text import printable
+from levada.framework.text import finite, printable
 
 from . import Subparsers
 from .arguments import positive, real, seconds, whole

@@ -11,7 +11,7 @@ import trio
 
 from levada.actors.console import connect_console
 from levada.framework.errors import CarrierError
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 from . import Subparsers
 from .servers import console_of

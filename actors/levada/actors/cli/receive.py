@@ -19,9 +19,9 @@ from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 from levada.framework.files import folder_path
 from levada.framework.platform import PLATFORM
+from levada.framework.text import printable
 from levada.transports.carriers import TlsConfig
 from levada.transports.lumberjack import encode_text
-from levada.transports.text import printable
 
 from . import Subparsers
 from .ship import warnings_on_stderr

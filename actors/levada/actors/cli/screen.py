@@ -11,7 +11,7 @@ from rich.text import Text
 
 from levada.actors.console import SORTS, Row, Snapshot, Sort
 from levada.actors.console.view import Entry, cells, duration, entries, in_order
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 __all__ = ["Screen", "keys_in"]
 

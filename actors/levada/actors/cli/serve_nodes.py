@@ -24,8 +24,8 @@ from levada.actors.nodes.inspection import look, reload
 from levada.actors.nodes.local import output
 from levada.framework import ActorSystem, Failed, Reason, restart
 from levada.framework.errors import ConfigurationError, LevadaError
+from levada.framework.text import printable
 from levada.transports.carriers.shared_sockets import SharedSockets, share_sockets
-from levada.transports.text import printable
 
 from . import report
 from .dashboard import serve_own_dashboard

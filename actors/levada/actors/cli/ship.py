@@ -28,8 +28,8 @@ from levada.actors.lumberjack import (
 from levada.actors.lumberjack.tail_file import find_files
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
+from levada.framework.text import printable
 from levada.transports.carriers import TlsConfig
-from levada.transports.text import printable
 
 from . import Subparsers
 from .arguments import seconds, whole

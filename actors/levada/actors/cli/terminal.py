@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 import sys
 
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 __all__ = ["show_progress", "shown"]
 

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from levada.framework import ActorSystem
 from levada.framework.embedding import LocalRef
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 from .survey import Survey
 

@@ -17,7 +17,7 @@ from pathlib import PurePath
 from typing import Any, Final
 
 from levada.framework import ActorFailed, ActorRestarted, ActorSystem, DeadLetter, SlowHandler, Unhandled
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 __all__ = ["KEPT", "MOST_NEWS", "Recorder"]
 

@@ -12,7 +12,7 @@ import trio
 from levada.framework import ActorSystem
 from levada.framework.embedding import LocalRef
 from levada.framework.errors import LevadaError
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 from .survey import Falling, Survey
 from .view import duration

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final, Literal, TextIO, get_args
 
 import attrs
 
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 from .snapshot import NodeSnapshot, Row, Snapshot, take_snapshot
 

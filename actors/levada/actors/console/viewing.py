@@ -22,7 +22,7 @@ import trio
 from levada.framework import ActorSystem
 from levada.framework.embedding import LocalRef, restart_actor
 from levada.framework.errors import ConfigurationError, DecodeError, LevadaError
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 from .flow import Flow
 from .history import history_of

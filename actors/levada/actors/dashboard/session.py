@@ -14,8 +14,8 @@ import trio
 
 from levada.actors.console import View
 from levada.framework.errors import DecodeError, LevadaError
+from levada.framework.text import printable
 from levada.transports.carriers.websocket_stream import WebSocketStream
-from levada.transports.text import printable
 
 from .sources import Looking, Source
 

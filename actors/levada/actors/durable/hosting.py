@@ -17,7 +17,7 @@ import trio
 from levada.actors.journal import LogStore
 from levada.framework import Actor, Asks, Codec, Down, Ref, Reply, Sender, bounded, handles, message
 from levada.framework.errors import ActorError, ConfigurationError
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 from .access import Access
 from .entity import Durable

@@ -11,6 +11,10 @@ from collections.abc import Iterator, Sequence
 from levada.framework.errors import ProtocolError
 from levada.transports.aqueduct import Frame, Headers, Incomplete, decode_frame
 from levada.transports.aqueduct.frames import (
+    ENTRYPOINT,
+    FLOW,
+    MINTER,
+    ONESHOT,
     AckNackUnreliable,
     AckReliable,
     ChannelControl,
@@ -22,7 +26,6 @@ from levada.transports.aqueduct.frames import (
     SentUnreliable,
     Version,
 )
-from levada.transports.aqueduct.ids import ENTRYPOINT, FLOW, MINTER, ONESHOT
 
 from . import Line, shown
 from .values import Tagged, as_text, read_value

@@ -27,7 +27,7 @@ from levada.framework.embedding import DescribedActor
 from levada.framework.errors import ActorError, LevadaError
 from levada.framework.files import folder_path
 from levada.framework.platform import Platform
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 from .appends import Appends, Told, ToldRows, WriteJob
 from .blocks import bytes_of

@@ -30,6 +30,7 @@ from levada.framework import Actor, ActorSystem, FlowWindow, Sample, restart
 from levada.framework.durations import is_duration
 from levada.framework.embedding import DescribedActor
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed
+from levada.framework.text import printable
 from levada.framework.tracing import Tracing
 from levada.transports.carriers import ByteStream, CarrierStatistics
 from levada.transports.lumberjack import (
@@ -46,7 +47,6 @@ from levada.transports.lumberjack import (
     WriterEvent,
     encode_event,
 )
-from levada.transports.text import printable
 
 from .balance import HostConfig, Rota, targets
 from .disk_spool import DiskSpool, SpoolConfig, SpoolPump, check_spool, open_segments

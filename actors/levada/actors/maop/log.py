@@ -8,6 +8,7 @@ from typing import Literal
 import trio
 
 from levada.framework.embedding import FailureLog
+from levada.framework.text import printable
 from levada.transports.maop import (
     Begun,
     Completed,
@@ -21,7 +22,6 @@ from levada.transports.maop import (
     code_name,
     decode_operations,
 )
-from levada.transports.text import printable
 
 __all__ = ["ConnectionLog"]
 

@@ -7,7 +7,7 @@ from typing import Final, Generic, TypeVar
 
 from levada.framework import Actor
 from levada.framework.errors import ConfigurationError
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 __all__ = ["DRIVER", "DriverActor", "driver_actor"]
 

@@ -24,11 +24,11 @@ import trio
 
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
+from levada.framework.text import printable
 from levada.transports.carriers import unix
 from levada.transports.carriers.shared_sockets import SharedSockets
 from levada.transports.private_files import make_private_folder
 from levada.transports.qmux import listen_over
-from levada.transports.text import printable
 
 from .fence import fenced
 from .fleet import Fleet

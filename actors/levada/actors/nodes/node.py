@@ -24,7 +24,7 @@ import trio
 
 from levada.framework import Asks, Down, Failed, Normal, Reason, Ref, Reply, Shutdown, handles, schema_fingerprint
 from levada.framework.embedding import UntracedActor, release
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 from .heartbeat import ORPHANED
 from .messages import (

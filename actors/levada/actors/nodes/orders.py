@@ -10,7 +10,7 @@ import attrs
 from levada.actors.apps import importable
 from levada.framework import Actor, MailboxPolicy, RestartPolicy, Supervision, restart
 from levada.framework.errors import ConfigurationError, DecodeError
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 from .messages import MailboxRoom, Packed, Policy, Spawn
 from .packing import is_same, pack, unpack

@@ -25,7 +25,7 @@ from levada.actors.aqueduct.refs import RemoteRef
 from levada.framework import ActorSystem, Ref, bounded
 from levada.framework.embedding import LocalRef, UntracedActor
 from levada.framework.errors import ActorError, ActorStopped, ConfigurationError, LevadaError, NameTaken
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 from .directory import Directory
 from .front import HELD, SETTLING, Front

@@ -29,9 +29,9 @@ from levada.actors.authentication import Credentials, Refused
 from levada.framework import ActorSystem, Identity, OneshotSender, current_peer, message
 from levada.framework.embedding import UntracedMessage
 from levada.framework.errors import ChannelError, ConfigurationError
+from levada.framework.text import printable
 from levada.transports.carriers.sockets import why_not_bound
 from levada.transports.carriers.streams import accept_from, plain_nursery
-from levada.transports.text import printable
 
 from .certificates import Authority, Carrier, node_id_of
 

@@ -17,7 +17,7 @@ from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
 from levada.actors.spark.root_cause import root_cause
 from levada.framework.errors import ConfigurationError
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 from .spark_settings import SparkSlots
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import TypeAlias
 
 from levada.actors.aqueduct.schema import compare_classes, schemas
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 __all__ = ["Classes", "misfits"]
 

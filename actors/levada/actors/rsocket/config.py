@@ -16,7 +16,7 @@ from levada.framework.errors import ConfigurationError
 from levada.framework.supervision import doubled
 from levada.transports.core import MAX_CONNECTIONS
 from levada.transports.rsocket import CoreConfig, LeaseGrant
-from levada.transports.rsocket.config import MAX_U31
+from levada.transports.rsocket.frames import MAX_U31
 
 from .encoding import COMPOSITE
 

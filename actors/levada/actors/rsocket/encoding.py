@@ -16,6 +16,7 @@ from levada.framework.errors import ConfigurationError, DecodeError
 from levada.framework.message import reply_type
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import (
+    MAX_METADATA,
     Authentication,
     CompositeMetadata,
     DataMimeType,
@@ -23,7 +24,6 @@ from levada.transports.rsocket.extensions import (
     Extension,
     Routing,
 )
-from levada.transports.rsocket.extensions.composite import MAX_METADATA
 
 __all__ = ["COMPOSITE", "MESSAGES", "ROUTING", "Encoding", "Metadata", "Reading", "expected_reply", "is_message"]
 

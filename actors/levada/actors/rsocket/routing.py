@@ -30,9 +30,9 @@ from levada.framework import Actor, Receiver, Ref
 from levada.framework.embedding import ask_for, send_for
 from levada.framework.errors import ConfigurationError
 from levada.framework.handlers import unprotected
+from levada.framework.text import printable
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.events import Interaction
-from levada.transports.text import printable
 
 from .errors import ApplicationError, RequestInvalid, RequestRejected
 from .requests import Request, Responder

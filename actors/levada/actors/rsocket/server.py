@@ -16,6 +16,7 @@ from levada.actors.single import SingleCarrier, SingleDriver, accept_single, lis
 from levada.framework import Identity
 from levada.framework.embedding import act_for
 from levada.framework.errors import DecodeError
+from levada.framework.text import printable
 from levada.transports import carriers
 from levada.transports.carriers.addresses import is_loopback
 from levada.transports.carriers.places import Place, Places
@@ -28,7 +29,6 @@ from levada.transports.rsocket.extensions import (
     OtherAuthentication,
     SimpleAuthentication,
 )
-from levada.transports.text import printable
 
 from .config import ServerConfig
 from .connection import RSocketDriver

@@ -12,10 +12,10 @@ from typing import Any
 
 from levada.framework import Receiver
 from levada.framework.errors import DecodeError
+from levada.framework.text import printable
 from levada.framework.tracing import Span, TraceHeaders, Tracing
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import CompositeMetadata, ZipkinTracing
-from levada.transports.text import printable
 
 from .encoding import COMPOSITE, Encoding, Metadata
 from .requests import Request, Responder

@@ -41,11 +41,10 @@ from levada.actors.rsocket import (
 from levada.framework import ActorSystem, Codec, Identity, Ref
 from levada.framework.errors import ActorStopped, ConfigurationError, DecodeError, LevadaError
 from levada.framework.files import folder_path
-from levada.framework.text import text_of
+from levada.framework.text import printable, text_of
 from levada.transports.carriers import TlsConfig, UnixConfig
 from levada.transports.core import MAX_CONNECTIONS
 from levada.transports.rsocket import Payload
-from levada.transports.text import printable
 
 from .asks import AskRows
 from .protocol import REQUEST_ID, ActorFailed, Token, UnknownName, failed, names

@@ -58,7 +58,7 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 from levada.framework import Asks, Reason, Ref, Reply, Sender, handles, message
 from levada.framework.embedding import DescribedActor
 from levada.framework.errors import ActorStopped, ChannelError, LevadaError, MailboxFull
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 from .root_cause import explained
 

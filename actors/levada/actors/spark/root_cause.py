@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import re
 
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 __all__ = ["explained", "root_cause"]
 

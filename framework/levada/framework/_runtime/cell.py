@@ -37,8 +37,7 @@ from levada.framework.errors import WrongThread, wrong_thread
 from levada.framework.links import KILLED, NORMAL, SHUTDOWN, Reason
 from levada.framework.ref import DEFAULT_TIMEOUT, FromThread, Ref, check_timeout
 
-from .ask import BEFORE_ASKS, Ask, ThreadAsk, prepare_to_ask, stopped_error
-from .extras import Extras
+from .ask import BEFORE_ASKS, Ask, OpenAsks, RemoteAsk, RemoteTell, ThreadAsk, Wrapped, prepare_to_ask, stopped_error
 from .phase import PAUSED, RUNNING, STOPPED, ActorPhase
 from .tokens import START, STOP, TURN, EndTurn, Start, TakeSignal
 
@@ -46,14 +45,18 @@ if TYPE_CHECKING:
     import contextvars
     from collections.abc import Callable, Hashable
 
+    from trio.lowlevel import Task
+
     from levada.framework.supervision import Supervised
+    from levada.framework.timers import Timer, Timers
 
     from .contract import ActorObject, System
+    from .host import ActorHost
     from .lifecycle import ActorEnding, Group
     from .scheduler import RunQueue, Worker
     from .tokens import WaitingMessage
 
-__all__ = ["Cell", "CellFromThread", "DeadCell", "make_dead"]
+__all__ = ["Cell", "CellFromThread", "DeadCell", "Extras", "make_dead"]
 
 NO_MESSAGES: Any = ()
 """The batch of a cell that no worker holds; a tuple, so that nothing can be appended to it by mistake."""
@@ -555,3 +558,45 @@ class CellFromThread(FromThread[Any]):
             raise RuntimeError("from_thread.ask() in the system's own thread would wait forever; await ask() instead")
         system.inbox.put(cell, question)
         return question.block(system.inbox, system.ask_timeout if timeout is DEFAULT_TIMEOUT else timeout)
+
+
+class Extras:
+    """The rare parts of an actor's record, made on first use so that other actors do not pay for them."""
+
+    __slots__ = (
+        "brought", "children", "ending", "failure", "host", "inbox", "links", "names", "open_asks", "queued", "receive_timer",
+        "group", "regroups", "restarts", "signals", "stash", "stop_timer", "supervised", "take", "timers", "touched",
+        "waiters", "traced", "watched", "watchers",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.brought: RemoteTell | RemoteAsk | None = None
+        """The entry that is being handled, if it came over a connection."""
+        self.children: dict[Cell, bool] | None = None
+        """The children, and whether each was adopted; adopted children are stopped together."""
+        self.ending: ActorEnding | None = None
+        self.failure: BaseException | None = None
+        """The error that the actor object failed with, with its traceback, until it is decided whether the parent fails with it."""
+        self.host: ActorHost | None = None
+        self.inbox: Any = None
+        self.links: dict[Cell, None] | None = None
+        self.names: dict[str, Cell] | None = None
+        self.open_asks: OpenAsks | None = None
+        self.queued = False
+        self.receive_timer: Timer | None = None
+        self.group: Group | None = None
+        self.regroups: deque[float] | None = None
+        self.restarts = 0
+        self.signals: deque[Any] | None = None
+        self.stash: list[Any] | None = None
+        self.stop_timer: Timer | None = None
+        self.supervised: Supervised | None = None
+        self.take: Callable[[Ask], bool] | None = None
+        """Takes questions of the idle actor in their askers' tasks; see `Cell.take_at_once`."""
+        self.timers: Timers | None = None
+        self.touched = 0.0
+        self.traced: Wrapped | None = None
+        """The entry that is being handled, in a traced system."""
+        self.waiters: dict[Task, None] | None = None
+        self.watched: dict[tuple[Any, Hashable], Callable[[], None]] | None = None
+        self.watchers: dict[Hashable, Callable[[Reason], None]] | None = None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal
 
+from levada.framework.tracing import TRACING
+
 from .channel_core import ChannelCore, Half, TerminalState
-from .current import TRACING
 from .tracing import TracedTell
 
 if TYPE_CHECKING:

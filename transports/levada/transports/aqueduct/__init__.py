@@ -50,8 +50,7 @@ from .events import (
     StreamUnblocked,
     Writable,
 )
-from .frames import ALPN, QMUX_ALPN, Frame, FrameType, Headers, Incomplete, decode_frame
-from .ids import Attach
+from .frames import ALPN, QMUX_ALPN, Attach, Frame, FrameType, Headers, Incomplete, decode_frame
 from .receiver import Delivery, ReceiverHalf
 from .sender import SenderHalf
 from .state import ConnectionState, Mode, ReceiverState, SenderState

@@ -27,10 +27,16 @@ from .codes import CloseCode, LimitExceeded, ResetCode, violation
 from .config import AqueductConfig
 from .events import CloseConnection, ConnectionEnded, Event, HeadersReceived, Output, Reached, StreamUnblocked
 from .frames import (
+    ENTRYPOINT,
+    FLOW,
     LARGEST,
+    MINTER,
+    ONESHOT,
+    SPACES,
     VERSION,
     AckNackUnreliable,
     AckReliable,
+    Attach,
     ChannelControl,
     ClosedChannelLost,
     CloseReceiver,
@@ -46,7 +52,6 @@ from .frames import (
     decode_message,
     encode_int,
 )
-from .ids import ENTRYPOINT, FLOW, MINTER, ONESHOT, SPACES, Attach
 from .links import ConnectionLinks
 from .receiver import NO_MESSAGES, Delivery, ReceiverHalf
 from .sender import SenderHalf

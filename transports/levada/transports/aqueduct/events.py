@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 import attrs
 
 from levada.framework.errors import RemoteProtocolError
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 from .frames import Headers
 from .streams import StreamOutput

@@ -20,11 +20,32 @@ import attrs
 from .codes import LimitExceeded, violation
 
 __all__ = [
-    "ALPN", "LARGEST", "QMUX_ALPN", "VERSION", "AckNackUnreliable", "AckReliable", "ChannelControl", "CloseReceiver",
-    "ClosedChannelLost", "ConnectionControl", "FinishSender", "Frame", "FrameType", "Headers", "Incomplete", "Message",
-    "Octets", "SentUnreliable", "Version", "decode_frame", "decode_int", "decode_message", "encode_int",
+    "ALPN", "ENTRYPOINT", "FLOW", "LARGEST", "MINTER", "ONESHOT", "QMUX_ALPN", "SPACES", "VERSION", "AckNackUnreliable", "AckReliable",
+    "Attach", "ChannelControl", "CloseReceiver", "ClosedChannelLost", "ConnectionControl", "FinishSender", "Frame", "FrameType", "Headers",
+    "Incomplete", "Message", "Octets", "SentUnreliable", "Version", "decode_frame", "decode_int", "decode_message", "encode_int",
     "encode_ranges", "split_runs",
 ]  # fmt: skip
+
+FLOW: Final = 1
+"""Bit of a channel id: 0 if the channel flows from the client to the server."""
+MINTER: Final = 2
+"""Bit of a channel id: 0 if the client minted it."""
+ONESHOT: Final = 4
+"""Bit of a channel id: 1 if the channel carries at most one message."""
+SPACES: Final = 7
+"""The three bits together. Each value has its own indices, and the ids of one space are 8 apart. Source: AQ-6."""
+ENTRYPOINT: Final = 0
+"""The channel that exists from the start, from the client to the server."""
+
+
+class Attach(enum.Enum):
+    """The half that a message carries, from the receiving peer's view; the opposite half stays here."""
+
+    SENDER = 0
+    RECEIVER = 1
+    ONESHOT_SENDER = ONESHOT
+    ONESHOT_RECEIVER = ONESHOT | 1
+
 
 Octets: TypeAlias = bytes | memoryview
 """The input of a decoder."""

@@ -17,8 +17,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
-from .frames import encode_int
-from .ids import ONESHOT
+from .frames import ONESHOT, encode_int
 
 if TYPE_CHECKING:
     from .streams import AqueductStream

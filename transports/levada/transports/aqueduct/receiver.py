@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .codes import LimitExceeded, ResetCode, violation
 from .events import Ended, Readable
-from .frames import LARGEST, encode_ranges, split_runs
-from .ids import ONESHOT
+from .frames import LARGEST, ONESHOT, encode_ranges, split_runs
 from .links import ChannelHalf
 from .sender import SenderHalf
 from .state import RECEIVER, ReceiverInput, ReceiverState, StreamPosition

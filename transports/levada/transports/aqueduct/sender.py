@@ -17,8 +17,7 @@ from levada.framework.errors import LocalProtocolError
 
 from .codes import ResetCode, violation
 from .events import Ended, Settled, Writable
-from .frames import LARGEST, encode_int
-from .ids import ONESHOT, Attach
+from .frames import LARGEST, ONESHOT, Attach, encode_int
 from .links import ChannelHalf
 from .state import SENDER, Mode, SenderInput, SenderState, StreamPosition
 from .streams import DatagramData

@@ -11,8 +11,8 @@ from typing import Final
 
 import trio
 
+from levada.framework.text import printable
 from levada.transports.carriers.contracts import CloseReason
-from levada.transports.text import printable
 
 __all__ = ["Admission", "network_of"]
 

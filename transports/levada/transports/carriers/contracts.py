@@ -20,7 +20,7 @@ from typing import Protocol, Self, TypeVar, runtime_checkable
 
 import attrs
 
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 __all__ = [
     "ByteStream", "CarrierInfo", "CarrierStatistics", "CloseReason", "Connection", "Datagram", "Incoming", "Listener", "MessageStream",

@@ -6,10 +6,12 @@ attacker on the path cannot cut a stream short unnoticed.  There is no half-clos
 
 from __future__ import annotations
 
+import ipaddress
 import logging
+import re
 import socket as stdlib_socket
 import ssl
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from os import PathLike
 from typing import Any, Literal
@@ -22,7 +24,6 @@ from levada.framework.errors import ConfigurationError, ConnectionLost, IdleTime
 from levada.framework.platform import PLATFORM
 from levada.framework.text import texts
 from levada.transports.carriers.admission import Admission
-from levada.transports.carriers.certificates import WRITTEN, alternative_name, subject_text
 from levada.transports.carriers.contracts import CarrierInfo, Octets
 from levada.transports.carriers.listeners import StreamListener
 from levada.transports.carriers.places import share_of
@@ -35,7 +36,7 @@ from levada.transports.carriers.streams import (
 from levada.transports.carriers.tcp import TcpConfig, authority, bind, connect, let_in, prepare
 from levada.transports.private_files import warn_if_others_can_read
 
-__all__ = ["TlsConfig", "TlsListener", "dial", "listen", "make_context"]
+__all__ = ["WRITTEN", "TlsConfig", "TlsListener", "alternative_name", "dial", "listen", "make_context", "subject_text"]
 
 logger = logging.getLogger("levada.transports.carriers.tls")
 
@@ -360,3 +361,45 @@ async def listen(url: str, config: TlsConfig | None = None) -> AsyncIterator[Tls
     sockets = await bind(url, "tls", config.tcp)
     async with TlsListener(sockets, config).running() as listener:
         yield listener
+
+
+Attribute = tuple[str, str]
+
+WRITTEN = frozenset({"DNS", "URI", "email", "IP Address"})
+"""Kinds of alternative names that are written; others are left out."""
+
+_SHORT = {
+    "commonName": "CN",
+    "localityName": "L",
+    "stateOrProvinceName": "ST",
+    "organizationName": "O",
+    "organizationalUnitName": "OU",
+    "countryName": "C",
+    "streetAddress": "STREET",
+    "domainComponent": "DC",
+    "userId": "UID",
+}
+_SPECIAL = re.compile(r'[,+"\\<>;\x00]|\A[ #]| \Z')
+
+
+def _escaped(found: re.Match[str]) -> str:
+    return r"\00" if found[0] == "\0" else f"\\{found[0]}"
+
+
+def subject_text(parts: Iterable[Iterable[Attribute]]) -> str | None:
+    """Write a subject as in ``"CN=web-01,O=Example"``, in the order of the certificate; ``None`` if it is empty.
+
+    Values are escaped as in RFC 4514, section 2.4, so that a comma inside a value does not end it.
+
+    Args:
+        parts: the relative distinguished names, each as pairs of a type, by OpenSSL's long name, and a value.
+    """
+    written = (
+        "+".join(f"{_SHORT.get(kind, kind)}={_SPECIAL.sub(_escaped, value)}" for kind, value in part) for part in parts
+    )
+    return ",".join(written) or None
+
+
+def alternative_name(kind: str, value: str) -> str:
+    """Write a subject alternative name as in ``"DNS:web-01"``, IP addresses in their shortest form."""
+    return f"{kind}:{ipaddress.ip_address(value.strip())}" if kind == "IP Address" else f"{kind}:{value}"

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from levada.transports.lumberjack.config import ReaderConfig, WriterConfig
 from levada.transports.lumberjack.core import ReaderCore
-from levada.transports.lumberjack.errors import EventRejected
 from levada.transports.lumberjack.events import (
     AckTimedOut,
     Batch,
@@ -22,6 +21,7 @@ from levada.transports.lumberjack.events import (
     WriterEvent,
 )
 from levada.transports.lumberjack.frames import (
+    EventRejected,
     encode_ack,
     encode_data,
     encode_envelope,

@@ -11,12 +11,26 @@ import struct
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import attrs
+
+from levada.framework.errors import LocalProtocolError
 from levada.transports.lumberjack.config import WriterConfig
-from levada.transports.lumberjack.errors import EventRejected
 
 __all__ = [
-    "encode_ack", "encode_data", "encode_envelope", "encode_event", "encode_json", "encode_text", "encode_window", "flatten",
+    "EventRejected", "encode_ack", "encode_data", "encode_envelope", "encode_event", "encode_json", "encode_text", "encode_window",
+    "flatten",
 ]  # fmt: skip
+
+
+@attrs.define(eq=False, slots=False, str=False)
+class EventRejected(LocalProtocolError, ValueError):
+    """An event cannot be encoded, or its frame is larger than `WriterConfig.max_frame` (LJ-59). Nothing was queued."""
+
+    size: int = 0
+    """Bytes of its frame; 0 if it could not be encoded."""
+    limit: int = 0
+    """Bytes that a frame may have; 0 if the event could not be encoded."""
+
 
 _HEAD = struct.Struct(">2sI")
 _U32 = struct.Struct(">I")

@@ -41,7 +41,6 @@ from .authentication import Authentication, Result
 from .codes import ErrorCode, close_code, code_name, sanitise
 from .config import AuthenticationConfig, ControlConfig, GateConfig, HandlerSpec, MaopConfig, ResponseTerms, TimesConfig
 from .core import MaopCore
-from .counters import Statistics
 from .events import (
     Approved,
     Audited,
@@ -76,6 +75,7 @@ from .native import OCTET_STREAM, TestPlan, check_test, success_header
 from .rates import AttemptLimiter, TokenBucket
 from .receiver import Incoming
 from .shared import DedupStore, Quota, ReplayWindow
+from .side import Statistics
 from .state import ConnectionState, InitiatorState, ReceiverState
 from .versions import Capability, Version, parse_version
 

@@ -10,8 +10,8 @@ from typing import Literal, TypeAlias
 import attrs
 
 from levada.framework.errors import RemoteProtocolError
+from levada.framework.text import printable
 from levada.transports.core import OpenStream, ResetStream, StopStream, StreamData
-from levada.transports.text import printable
 
 from .config import HandlerSpec
 from .versions import Capability, Version

@@ -6,16 +6,17 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, Final, Protocol
+
+import attrs
 
 from levada.framework.errors import LocalProtocolError
 
 from .body import BodyReader
 from .codes import close_code, sanitise
 from .config import HandlerSpec, MaopConfig
-from .counters import Statistics
 from .events import Draining, Event, Stepped
 from .session import Session
 from .shared import DedupStore, Quota, ReplayWindow
@@ -26,7 +27,34 @@ if TYPE_CHECKING:
     from .control import ControlIn, ControlPool, Signals
     from .gate import OperationGate
 
-__all__ = ["STOPPED", "EndedOperation", "Side", "nothing"]
+__all__ = ["STOPPED", "EndedOperation", "Side", "Statistics", "nothing"]
+
+
+@attrs.define
+class Statistics:
+    """The counters of a connection. Source: MA-133."""
+
+    opened: int = 0
+    """Operations of this side."""
+    received: int = 0
+    """Operations of the peer whose stream was classified."""
+    approved: int = 0
+    """Operations of the peer that passed the gate."""
+    done: int = 0
+    """Operations of the peer that succeeded."""
+    block_bytes: int = 0
+    """Bytes received on data streams."""
+    streams_aborted: int = 0
+    """Streams that the peer has reset."""
+    responses_unacked: int = 0
+    """Responses that the requester never acknowledged."""
+    invalid_content_types: int = 0
+    """Successes received with an invalid content type."""
+    refused: Counter[int] = attrs.Factory(Counter)
+    """Refuses sent, by code."""
+    failed: Counter[int] = attrs.Factory(Counter)
+    """Fails sent and received, and failures found here, by code."""
+
 
 _OPEN, _DRAINING = ConnectionState.OPEN, ConnectionState.DRAINING
 STOPPED = 1

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from .codes import TransportError, error_name
 from .config import QmuxConfig
-from .connection import QmuxConnection
+from .connection import QmuxConnection, QmuxStream
 from .core import QmuxCore
 from .entry import dial, dial_over, listen, listen_over
 from .events import (
@@ -40,7 +40,6 @@ from .events import (
 )
 from .frames import Parameters
 from .listener import QmuxIncoming, QmuxListener
-from .stream import QmuxStream
 
 __all__ = [
     "DatagramReceived", "DatagramRoom", "Ended", "Established", "Event", "Parameters", "QmuxConfig", "QmuxConnection",

@@ -35,8 +35,7 @@ from .frames import (
 )
 from .liveness import Liveness
 from .receiving import ReceivingParts
-from .records import Records
-from .sending import SendingParts
+from .sending import Records, SendingParts
 from .state import ConnectionState, SendingState
 from .streams import Due, QmuxStreams
 

@@ -9,7 +9,7 @@ from typing import TypeAlias
 
 import attrs
 
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 from .frames import Parameters
 

@@ -26,12 +26,11 @@ if not aioquic.__version__.startswith("1.7."):  # the engine overrides parts of 
     )
 
 from .config import ClientSessions, QuicConfig, TicketStore
-from .connection import QuicConnection, QuicDetails
+from .connection import QuicConnection, QuicDetails, QuicStream
 from .endpoint import QuicEndpoint
 from .entry import dial, listen
 from .listener import QuicIncoming, QuicListener
 from .port import DatagramPort, UdpPort
-from .stream import QuicStream
 
 __all__ = [
     "ClientSessions", "DatagramPort", "QuicConfig", "QuicConnection", "QuicDetails", "QuicEndpoint", "QuicIncoming",

@@ -16,7 +16,7 @@ from cryptography.hazmat.primitives.asymmetric import dsa, ec, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 from OpenSSL import crypto
 
-from levada.transports.carriers.certificates import alternative_name, subject_text
+from levada.transports.carriers.tls import alternative_name, subject_text
 
 __all__ = ["UNREADABLE", "ClientCertificateRequired", "asks_client", "names", "subject", "verify_peer"]
 

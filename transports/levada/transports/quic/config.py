@@ -13,6 +13,7 @@ import attrs
 from aioquic.quic import connection
 from aioquic.quic.configuration import QuicConfiguration
 from aioquic.tls import SessionTicket
+from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.hazmat.primitives.serialization import Encoding, load_pem_private_key
 from cryptography.x509 import load_pem_x509_certificates
 
@@ -20,8 +21,6 @@ from levada.framework.errors import ConfigurationError
 from levada.framework.platform import PLATFORM
 from levada.framework.text import texts
 from levada.transports.private_files import warn_if_others_can_read
-
-from .steady import steady
 
 __all__ = ["ClientSessions", "EngineSettings", "QuicConfig", "TicketStore"]
 
@@ -290,7 +289,7 @@ class QuicConfig:
                 hint = "" if self.key is not None else " (set `key` if it is in another file)"
                 raise ConfigurationError(f"cannot use {files}: {error}{hint}") from error
             configuration.certificate, *configuration.certificate_chain = shown
-            configuration.private_key = key if PLATFORM.get().network is None else steady(key)
+            configuration.private_key = key if PLATFORM.get().network is None else _steady(key)
             length, room = (
                 sum(len(one.public_bytes(Encoding.DER)) for one in shown),
                 connection.CRYPTO_BUFFER_SIZE - _REST,
@@ -315,3 +314,34 @@ class EngineSettings:
     reset_token: Callable[[bytes], bytes] = attrs.field(default=lambda cid: PLATFORM.get().token_bytes(16))
     address_validated: bool = False
     """Whether a token has shown that the client receives at its address."""
+
+
+class _SteadyKey:
+    """An ECDSA key that signs until the signature is as long as it can be: four times on average.
+
+    In a simulated network QUIC repeats its packets, with their sizes, though not their bytes: the crypto library draws keys and nonces of its
+    own. All of these have fixed lengths except for ECDSA signatures, whose two numbers lose their leading zeros: with P-256 a signature has
+    70, 71 or 72 bytes, and rarely fewer. Two bytes more in a packet may change how many packets fit into a window.
+    """
+
+    def __init__(self, key: ec.EllipticCurvePrivateKey) -> None:
+        self._key = key
+        number = key.key_size // 8 + 1  # bytes, with the sign
+        numbers = 2 * (2 + number)
+        self._longest = numbers + (2 if numbers < 0x80 else 3)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._key, name)
+
+    def sign(self, data: bytes, algorithm: ec.EllipticCurveSignatureAlgorithm) -> bytes:
+        while len(signature := self._key.sign(data, algorithm)) < self._longest:
+            pass
+        return signature
+
+
+ec.EllipticCurvePrivateKey.register(_SteadyKey)
+
+
+def _steady(key: Any) -> Any:
+    """Return a key whose signatures have one length: the key itself, unless it is one for ECDSA."""
+    return _SteadyKey(key) if isinstance(key, ec.EllipticCurvePrivateKey) else key

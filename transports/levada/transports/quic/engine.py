@@ -42,7 +42,7 @@ from aioquic.quic.recovery import QuicPacketSpace
 from aioquic.quic.stream import QuicStream
 from cryptography.x509 import Certificate
 
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 from .certificates import UNREADABLE, asks_client, verify_peer
 from .config import EngineSettings

@@ -11,8 +11,8 @@ Both dialects share the events, the configuration and `Payload` of `levada.trans
 
 from __future__ import annotations
 
-from levada.transports.reactivesocket.codes import ErrorCode
 from levada.transports.reactivesocket.config import ReactiveSocketConfig
 from levada.transports.reactivesocket.core import ReactiveSocketCore
+from levada.transports.reactivesocket.frames import ErrorCode
 
 __all__ = ["ErrorCode", "ReactiveSocketConfig", "ReactiveSocketCore"]

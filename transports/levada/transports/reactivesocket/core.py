@@ -17,10 +17,9 @@ from typing import Final
 
 from levada.framework.errors import ConfigurationError, LocalProtocolError
 from levada.transports.reactivesocket import frames as f
-from levada.transports.reactivesocket.codes import SETUP_CODES, STREAM_CODES, ErrorCode
-from levada.transports.reactivesocket.frames import FrameError
+from levada.transports.reactivesocket.frames import SETUP_CODES, STREAM_CODES, ErrorCode, FrameError
 from levada.transports.reactivesocket.state import CONNECTION, STREAM
-from levada.transports.rsocket.config import CUT_INTO, MAX_U31, CoreConfig, mime_type_fault
+from levada.transports.rsocket.config import CUT_INTO, CoreConfig, mime_type_fault
 from levada.transports.rsocket.events import (
     CreditGranted,
     EndReason,
@@ -39,7 +38,7 @@ from levada.transports.rsocket.events import (
     StreamFailed,
     error_text,
 )
-from levada.transports.rsocket.payload import Payload, not_bytes
+from levada.transports.rsocket.frames import MAX_U31, Payload, not_bytes
 from levada.transports.rsocket.reactive_streams import LIVE, ReactiveStreamsCore
 from levada.transports.rsocket.state import ConnectionInput, ConnectionState, StreamInput, StreamState
 from levada.transports.rsocket.streams import Gathering, LiveStream, PendingRequest, StreamIds, add_credit, split

@@ -5,7 +5,7 @@ from __future__ import annotations
 from levada.transports.rsocket.codes import ErrorCode, StreamIdsExhausted
 from levada.transports.rsocket.config import CoreConfig, LeaseGrant
 from levada.transports.rsocket.core import RSocketCore
-from levada.transports.rsocket.payload import Payload
+from levada.transports.rsocket.frames import Payload
 from levada.transports.rsocket.resumption import Sessions
 from levada.transports.rsocket.state import ConnectionState
 

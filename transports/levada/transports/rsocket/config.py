@@ -8,15 +8,14 @@ import attrs
 from attrs import validators as v
 
 from levada.framework.errors import ConfigurationError
-from levada.transports.rsocket.payload import Payload
+from levada.transports.rsocket.frames import MAX_U31, Payload
 
-__all__ = ["CUT_INTO", "LARGEST_SENT", "MAX_FRAME", "MAX_U31", "CoreConfig", "LeaseGrant", "mime_type_fault"]
+__all__ = ["CUT_INTO", "LARGEST_SENT", "MAX_FRAME", "CoreConfig", "LeaseGrant", "mime_type_fault"]
 
 MAX_FRAME: Final = 2**24 - 1  # RS-3: 24-bit frame length
 # RS-86: rsocket-java counts the length field too. It drops larger frames silently, so a requester would wait forever.
 LARGEST_SENT: Final = MAX_FRAME - 3
 CUT_INTO: Final = 2**20  # bytes of a fragment, its length field included, of a payload that no frame can hold
-MAX_U31: Final = 2**31 - 1
 
 _COUNT = [v.instance_of(int), v.ge(0)]
 _SIZE = [v.instance_of(int), v.ge(1)]

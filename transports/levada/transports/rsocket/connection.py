@@ -15,7 +15,7 @@ import attrs
 
 from levada.framework.errors import ConfigurationError, LocalProtocolError
 from levada.transports.rsocket.codes import SETUP_CODES, ErrorCode, InvalidFrame
-from levada.transports.rsocket.config import LARGEST_SENT, MAX_U31, CoreConfig, mime_type_fault
+from levada.transports.rsocket.config import LARGEST_SENT, CoreConfig, mime_type_fault
 from levada.transports.rsocket.events import (
     ConnectionDraining,
     EndReason,
@@ -32,6 +32,7 @@ from levada.transports.rsocket.events import (
 )
 from levada.transports.rsocket.frames import (
     IGNORE,
+    MAX_U31,
     CancelFrame,
     ErrorFrame,
     ExtensionFrame,

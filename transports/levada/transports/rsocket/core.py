@@ -16,7 +16,7 @@ from typing import Final
 
 from levada.framework.errors import LocalProtocolError
 from levada.transports.rsocket.codes import ErrorCode, InvalidFrame, is_stream_code
-from levada.transports.rsocket.config import CUT_INTO, LARGEST_SENT, MAX_U31, CoreConfig
+from levada.transports.rsocket.config import CUT_INTO, LARGEST_SENT, CoreConfig
 from levada.transports.rsocket.connection import RSocketConnection
 from levada.transports.rsocket.events import (
     CreditGranted,
@@ -35,18 +35,20 @@ from levada.transports.rsocket.frames import (
     FOLLOWS,
     HEADER,
     IGNORE,
+    MAX_U31,
     METADATA,
     NEXT,
     PREFIXED_HEADER,
     U32,
     ErrorFrame,
     FrameType,
+    Payload,
     RequestNFrame,
     decode,
     metadata_length,
+    not_bytes,
     payload_at,
 )
-from levada.transports.rsocket.payload import Payload, not_bytes
 from levada.transports.rsocket.reactive_streams import DEAF, HELD_BACK
 from levada.transports.rsocket.resumption import Sessions
 from levada.transports.rsocket.state import ConnectionState, StreamInput, StreamState

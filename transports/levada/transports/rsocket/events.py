@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING
 
 import attrs
 
-from levada.transports.rsocket.payload import Payload
-from levada.transports.text import printable
+from levada.framework.text import printable
+from levada.transports.rsocket.frames import Payload
 
 if TYPE_CHECKING:
     from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore

@@ -21,7 +21,7 @@ import attrs
 from levada.framework.errors import LocalProtocolError
 from levada.transports.core import BytesInput, Core, MessagesInput
 from levada.transports.rsocket.codes import ErrorCode
-from levada.transports.rsocket.config import MAX_U31, CoreConfig
+from levada.transports.rsocket.config import CoreConfig
 from levada.transports.rsocket.events import (
     ConnectionEnded,
     EndReason,
@@ -34,7 +34,7 @@ from levada.transports.rsocket.events import (
     StreamCancelled,
     StreamFailed,
 )
-from levada.transports.rsocket.payload import Payload
+from levada.transports.rsocket.frames import MAX_U31, Payload
 from levada.transports.rsocket.state import (
     CONNECTION,
     STREAM,

@@ -8,9 +8,8 @@ from typing import Final
 import attrs
 
 from levada.transports.rsocket.codes import StreamIdsExhausted
-from levada.transports.rsocket.config import MAX_U31
 from levada.transports.rsocket.events import Interaction
-from levada.transports.rsocket.payload import Payload
+from levada.transports.rsocket.frames import MAX_U31, Payload
 from levada.transports.rsocket.state import StreamState
 
 __all__ = [

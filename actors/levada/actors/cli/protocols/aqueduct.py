@@ -29,7 +29,7 @@ from levada.framework import Actor, ActorSystem, OneshotReceiver, Receiver, Send
 from levada.framework.codec import AttachmentKind
 from levada.framework.errors import ChannelError, ConfigurationError, DecodeError, EndOfChannel
 from levada.framework.message import tag_of
-from levada.transports.text import printable
+from levada.framework.text import printable
 
 __all__ = ["REPLY", "add_arguments", "call", "message_bytes", "message_type_of", "serve"]
 
