@@ -567,6 +567,24 @@ def test_rs134_requests_beyond_the_lease_are_rejected(server: Make, feed: Feed, 
 
 
 @pytest.mark.rule("RS-134")
+def test_rs134_requests_that_cross_a_new_lease(server: Make, feed: Feed, sent: Sent) -> None:
+    """What was left of a replaced lease counts for the time of the grace, beside the new one."""
+    core = server(lease=LeaseGrant(10.0, 3), lease_grace=1.0)
+    assert len(feed(core, request(1), now=9.0)) == 1
+    core.send_lease(0.0, 0, 10.0)
+    core.send_lease(10.0, 2, 10.0)
+    core.data_to_send(0.0)
+    assert len(feed(core, *map(request, (3, 5, 7, 9)), now=10.9)) == 4
+    assert feed(core, request(11), now=10.9) == []
+    assert sent(core) == [ErrorFrame(11, ErrorCode.REJECTED, b"no lease for this request")]
+    core.send_lease(10.0, 2, 20.0)
+    core.send_lease(10.0, 0, 30.0)
+    core.data_to_send(0.0)
+    assert feed(core, request(13), now=31.0) == []
+    assert sent(core) == [ErrorFrame(13, ErrorCode.REJECTED, b"no lease for this request")]
+
+
+@pytest.mark.rule("RS-134")
 def test_rs134_before_the_first_lease(core: Make, feed: Feed, sent: Sent) -> None:
     """A client that asked for leases and has sent none yet refuses the server's requests."""
     made = core(client=True, lease=LeaseGrant(10.0, 2))

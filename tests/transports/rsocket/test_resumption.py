@@ -461,6 +461,21 @@ def test_rs103_leases_do_not_carry_over(net: Callable[..., Net]) -> None:
     assert made.client.next_deadline() == 18.0
 
 
+@pytest.mark.rule("RS-103")
+def test_rs103_requests_that_are_sent_again_use_up_the_old_lease(net: Callable[..., Net]) -> None:
+    """Also after its time; the new lease counts whole beside them."""
+    made = net(lease=LeaseGrant(2.0, 2), lease_grace=1.0)
+    again = [made.client.send_request_response(Payload(b"lost"), 1.0) for _ in range(2)]
+    made.link.now = 8.0
+    made.cut()
+    of_server, _ = made.resume()
+    new = [made.client.send_request_response(Payload(b"new"), 8.0) for _ in range(2)]
+    of_client, more = made.link.settle()
+    seen = [event.stream_id for event in (*of_server, *more) if isinstance(event, RequestReceived)]
+    assert seen == again + new
+    assert not [event for event in of_client if isinstance(event, StreamFailed)]
+
+
 @pytest.mark.rule("RS-104")
 def test_rs104_tokens(core: Make, sent: Sent) -> None:
     """16 random octets by default; the application may supply its own; valid only for the session's life."""

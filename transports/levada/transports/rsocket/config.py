@@ -80,7 +80,8 @@ class CoreConfig:
     A client with a value asks for leases in SETUP, a server with a value supports them. Then both sides need a lease for their requests.
     """
     lease_grace: float = attrs.field(default=1.0, validator=v.ge(0))
-    """Seconds for which a request is still accepted after its lease has expired, because the peer's clock started later (RS-134)."""
+    """Seconds for which a request is still accepted after its lease has expired or was replaced, because the peer's clock started later
+    and requests cross a new lease (RS-134)."""
     max_pending: int = attrs.field(default=1024, validator=_COUNT)
     """Requests that may wait for a lease. With 0, a request without a lease fails at once (RS-133)."""
     resume: bool = False

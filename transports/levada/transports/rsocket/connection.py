@@ -491,7 +491,7 @@ class RSocketConnection(ReactiveStreamsCore):
         self._asked_position = False
         # RS-103: leases do not carry over, keepalive starts afresh.
         self._allowed.replace(0, 0, self._now)
-        self._granted.replace(0, 0, self._now)
+        self._granted.resume(self._now)
         self._granted_on_carrier = False
         self._heard = self._now
         if self._client:

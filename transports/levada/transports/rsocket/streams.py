@@ -182,24 +182,34 @@ class Allowance:
     """What the last LEASE allows; nothing before the first one (RS-130, RS-131).
 
     Args:
-        lease_grace: seconds for which a lease still counts after its time is over. The side that granted it needs this, because its clock
-            started earlier (RS-134).
+        lease_grace: seconds for which a lease still counts after its time is over or another lease has replaced it. The side that granted it
+            needs this, because its clock started earlier, and requests cross the new lease (RS-134).
     """
 
-    __slots__ = ("_lease_grace", "_left", "_until")
+    __slots__ = ("_crossing", "_crossing_until", "_lease_grace", "_left", "_until")
 
     def __init__(self, lease_grace: float = 0.0) -> None:
         self._lease_grace = lease_grace
-        self._left = 0
-        self._until = 0.0
+        self._left = self._crossing = 0
+        self._until = self._crossing_until = 0.0
 
     def replace(self, ttl: float, n: int, now: float) -> None:
         """Replace the earlier lease (RS-130). A `ttl` or an `n` of 0 stops all requests (RS-131)."""
+        crossing = self._crossing if now < self._crossing_until else 0
+        self._crossing = max(crossing, self._left if now < self._until else 0)
+        self._crossing_until = now + self._lease_grace
         self._left = n if ttl > 0 else 0
         self._until = now + ttl + self._lease_grace
 
+    def resume(self, now: float) -> None:
+        """Count what is left for the requests that are sent again on a new carrier; for others it needs a new lease (RS-103)."""
+        self._until = now + self._lease_grace
+
     def take(self, now: float) -> bool:
         """Use up one request. Return false if none is left or the lease has expired."""
+        if self._crossing and now < self._crossing_until:
+            self._crossing -= 1
+            return True
         if self._left > 0 and now < self._until:
             self._left -= 1
             return True
