@@ -204,6 +204,7 @@ class FrameParser:
         fields, number, pairs, left = self._fields, self._number, self._pairs, self._left
         start = at - self._used
         last = start + max_frame  # where it must have ended
+        bound = min(last, end)
         stop = ParserStop.FULL
         if self._items and out is not None:
             cost = self._hand_on(out, cost_room)
@@ -292,6 +293,7 @@ class FrameParser:
                     pairs = left = length
                     fields = {}
                     last = start + max_frame
+                    bound = min(last, end)
                     at += 10
                 while left:
                     if end - at < 4:
@@ -302,27 +304,29 @@ class FrameParser:
                     if length > max_key:
                         raise self._large("key", length, "max_key", "LJ-38", at)
                     value_at = at + 8 + length
-                    if value_at > last:
-                        raise self._large("D frame", value_at - start, "max_frame", "LJ-36", at)
-                    if value_at > end:
+                    if value_at > bound:
+                        if value_at > last:
+                            raise self._large("D frame", value_at - start, "max_frame", "LJ-36", at)
                         self._need = 8 + length
                         stop = ParserStop.NEED_DATA
                         break
                     (length,) = u32(data, value_at - 4)
                     value_end = value_at + length
-                    if value_end > last:
-                        raise self._large("value in a D frame", length, "max_frame", "LJ-39", at)
-                    if value_end > end:
+                    if value_end > bound:
+                        if value_end > last:
+                            raise self._large("value in a D frame", length, "max_frame", "LJ-39", at)
                         self._need = value_end - at
                         stop = ParserStop.NEED_DATA
                         break
                     if out is not None:
                         name = data[at + 4 : value_at - 4]
-                        key = keys.get(name)
-                        if key is None:
+                        try:
+                            key = keys[name]
+                        except KeyError:
                             key = self._key(name)
                         if length <= large:
-                            fields[key] = str(data[value_at:value_end], "utf-8", "surrogateescape")
+                            # `str` of the same takes 0.1 us longer, a tenth of an event of five pairs.
+                            fields[key] = data[value_at:value_end].decode("utf-8", "surrogateescape")
                         elif self._ahead is None:
                             price = BYTE_COST * (value_end - start) + EVENT_COST + PAIR_COST * pairs
                             if cost + price > cost_room and (cost or cost_room < max_cost):
