@@ -17,7 +17,7 @@ from trio.testing import wait_all_tasks_blocked
 from ._levada import Hit, Hop, Total, in_trio
 from ._measure import Contender, Measure
 
-__all__ = ["ASYNCIO", "TRIO"]
+__all__ = ["ASYNCIO", "TRIO", "asyncio_ask", "trio_switches"]
 
 clock = time.perf_counter
 
@@ -82,6 +82,28 @@ async def _trio_ask(nursery: trio.Nursery, n: int) -> float:
     start = clock()
     for _ in range(n):
         await _trio_total(send)
+    return clock() - start
+
+
+async def _trio_switches(nursery: trio.Nursery, n: int) -> float:
+    """A task wakes another one, and waits until that one wakes it: what a question and its answer need at least."""
+    tasks: list[trio.lowlevel.Task] = [trio.lowlevel.current_task()]
+
+    def succeed(_: object) -> trio.lowlevel.Abort:
+        return trio.lowlevel.Abort.SUCCEEDED
+
+    async def other() -> None:
+        tasks.append(trio.lowlevel.current_task())
+        while True:
+            await trio.lowlevel.wait_task_rescheduled(succeed)
+            trio.lowlevel.reschedule(tasks[0])
+
+    nursery.start_soon(other)
+    await wait_all_tasks_blocked()
+    start = clock()
+    for _ in range(n):
+        trio.lowlevel.reschedule(tasks[1])
+        await trio.lowlevel.wait_task_rescheduled(succeed)
     return clock() - start
 
 
@@ -187,6 +209,8 @@ async def _trio_idle(n: int) -> float:
         nursery.cancel_scope.cancel()
     return octets / n
 
+
+trio_switches = on_trio(_trio_switches)
 
 TRIO = Contender(
     name="trio",
@@ -381,6 +405,8 @@ def _asyncio_idle(n: int) -> float:
     return asyncio.run(main())
 
 
+asyncio_ask = on_asyncio(_asyncio_ask)
+
 ASYNCIO = Contender(
     name="asyncio",
     remark=f"of Python {platform.python_version()}: a task and a queue for each actor",
@@ -388,10 +414,10 @@ ASYNCIO = Contender(
     runs={
         "tell": on_asyncio(_asyncio_tell),
         "hop": on_asyncio(functools.partial(_asyncio_ring, size=2)),
-        "ask": on_asyncio(_asyncio_ask),
-        "ask inside": on_asyncio(_asyncio_ask),
+        "ask": asyncio_ask,
+        "ask inside": asyncio_ask,
         "tell async": on_asyncio(_asyncio_tell),
-        "ask async": on_asyncio(_asyncio_ask),
+        "ask async": asyncio_ask,
         "spawn": on_asyncio(_asyncio_spawn),
         "idle": _asyncio_idle,
         "bounded": on_asyncio(_asyncio_bounded),

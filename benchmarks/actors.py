@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import attrs
+
 from ._levada import CONTENDER, raw_msgpack, raw_msgpack_list, raw_msgpack_nested
-from ._loops import ASYNCIO, TRIO
+from ._loops import ASYNCIO, TRIO, asyncio_ask, trio_switches
 from ._measure import Progress, Report, Workload, measure
 from ._peers import peers
 
@@ -18,7 +20,12 @@ WORKLOADS = (
     Workload(key="spawn", title="spawn + stop", n=20_000, budget=100),
     Workload(key="idle", title="idle actor, no fields", n=10_000, unit="B", base=None, budget=400),
     Workload(key="bounded", title="bounded send at 256 + handle", n=100_000, budget=12),
-    Workload(key="ask async", title="ask an async actor", n=5_000),
+    Workload(
+        key="ask async", title="ask an async actor", n=5_000, base=trio_switches, base_name="two switches", budget=3
+    ),
+    Workload(
+        key="switches", title="two switches of trio alone, for an ask", n=5_000, base=asyncio_ask, base_name="asyncio"
+    ),
     Workload(key="fan-out", title="fan-out to 1,000, each", n=100_000),
     Workload(key="ring", title="ring of 1,000, each hop", n=50_000),
     Workload(key="restart", title="failure + restart", n=5_000),
@@ -57,4 +64,5 @@ WORKLOADS = (
 def run(*, rounds: int, quick: bool, only: str, progress: Progress) -> Report:
     """Measure all workloads whose title contains `only`."""
     workloads = [workload for workload in WORKLOADS if only in workload.title]
-    return measure(workloads, [CONTENDER, TRIO, ASYNCIO, *peers()], rounds=rounds, quick=quick, progress=progress)
+    ours = attrs.evolve(CONTENDER, runs={**CONTENDER.runs, "switches": trio_switches})
+    return measure(workloads, [ours, TRIO, ASYNCIO, *peers()], rounds=rounds, quick=quick, progress=progress)

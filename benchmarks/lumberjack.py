@@ -32,7 +32,7 @@ __all__ = ["run"]
 
 ROOT = Path(__file__).parents[1]
 COUNT = 40_000  # events of one measurement
-FLOOR, AIM = 0.4, 0.7
+FLOORS, AIM = {1: 0.8, 2: 1.0}, 1.0  # by version
 WRITER = 1.5
 
 
@@ -120,7 +120,8 @@ def reader_rows(rounds: int, quick: bool, only: str, progress: Callable[[str], N
     rows = []
     for version in (1, 2):
         plain, packed = (
-            Row(f"reader, version {version}, {how}", [], "threads", [], FLOOR, AIM) for how in ("plain", "packed")
+            Row(f"reader, version {version}, {how}", [], "threads", [], FLOORS[version], AIM)
+            for how in ("plain", "packed")
         )
         ratio = Row(f"reader, version {version}, packed or not, CPU", [], "plain", [], 0.8)
         wanted = [row for row in (plain, packed) if only in row.title or only in ratio.title][: 1 if quick else 2]
