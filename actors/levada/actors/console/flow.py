@@ -10,7 +10,6 @@ from collections import Counter
 from itertools import islice, product
 from typing import Any, Final
 
-from levada.framework import ActorSystem
 from levada.framework.embedding import LocalRef
 from levada.framework.text import printable
 
@@ -30,23 +29,21 @@ class Flow:
     """Notes who sends to whom from its first look on, until `close`.
 
     Args:
-        system: has been entered.
-        survey: passes over its actors.
+        survey: passes over the actors of the system.
     """
 
-    def __init__(self, system: ActorSystem, survey: Survey) -> None:
-        self._system = system
+    def __init__(self, survey: Survey) -> None:
         self._survey = survey
         self._waited: Counter[tuple[str, str]] = Counter()
 
     def close(self) -> None:
         """Note no more."""
-        self._system.observe.flows = None
+        self._survey.system.observe.flows = None
         self._waited.clear()
 
     def look(self, text: str) -> list[dict[str, Any]]:
         """Return a row for each pair of groups that are tied and whose names have a text: ``path``, ``to``, and how often in each way."""
-        observe = self._system.observe
+        observe = self._survey.system.observe
         if observe.flows is None:
             observe.flows = Counter()
         own = self._survey.own[:_MOST_ACTORS]

@@ -6,18 +6,24 @@ over at each call.
 
 from __future__ import annotations
 
+import math
 from collections import deque
-from typing import Final
+from collections.abc import Awaitable, Callable, Iterable
+from typing import Final, TypeVar
 
 import attrs
 import trio
 
 from levada.framework import ActorSystem
 from levada.framework.embedding import LocalRef
+from levada.framework.errors import LevadaError
 
 from .scan import MOST_FOUND, Walk
 
-__all__ = ["Falling", "Survey"]
+__all__ = ["Falling", "Survey", "answers_of"]
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 _MOST_SUSPECTS: Final = 1000
 """The most actors that are compared with an earlier pass."""
@@ -74,7 +80,8 @@ class Survey:
     """
 
     def __init__(self, system: ActorSystem) -> None:
-        self._system = system
+        self.system = system
+        """The system."""
         self._walk: Walk | None = None
         self._passing = _Pass(0)
         self._passed = _Pass(0)
@@ -104,7 +111,7 @@ class Survey:
 
     def advance(self, seconds: float) -> None:
         """Visit more actors, for some seconds of work; one pass at most."""
-        system = self._system
+        system = self.system
         if self._walk is None:
             self._walk = Walk(system)
             self._passing = _Pass(sum(system.observe.handled.values()))
@@ -140,7 +147,7 @@ class Survey:
         return sorted(found, key=lambda each: each.depth, reverse=True)
 
     def _look(self, cell: LocalRef, _: str) -> None:
-        observe, passing = self._system.observe, self._passing
+        observe, passing = self.system.observe, self._passing
         depth, handled, restarts = observe.glance(cell)
         passing.handled += handled
         if observe.is_own(cell) and len(passing.own) < MOST_FOUND:
@@ -153,3 +160,22 @@ class Survey:
             those.append(cell)
         if not passing.channels:
             passing.channels = observe.holds_channels(cell)
+
+
+async def answers_of(
+    those: Iterable[K], ask: Callable[[K], Awaitable[T]], patience: float = math.inf
+) -> dict[K, T | LevadaError]:
+    """Ask many at once; return the answers and errors that come within so many seconds."""
+    answers: dict[K, T | LevadaError] = {}
+
+    async def note(one: K) -> None:
+        try:
+            answers[one] = await ask(one)
+        except LevadaError as error:
+            answers[one] = error
+
+    with trio.move_on_after(patience):
+        async with trio.open_nursery() as nursery:
+            for one in those:
+                nursery.start_soon(note, one)
+    return answers

@@ -9,12 +9,11 @@ from typing import Any, Final
 import attrs
 import trio
 
-from levada.framework import ActorSystem
 from levada.framework.embedding import LocalRef
 from levada.framework.errors import LevadaError
 from levada.framework.text import printable
 
-from .survey import Falling, Survey
+from .survey import Falling, Survey, answers_of
 from .view import duration
 
 __all__ = ["Trouble", "Watchman"]
@@ -50,13 +49,12 @@ class Watchman:
     """Finds the troubles of a system; it compares two moments.
 
     Args:
-        system: has been entered.
-        survey: passes over its actors.
+        survey: passes over the actors of the system.
     """
 
-    def __init__(self, system: ActorSystem, survey: Survey) -> None:
-        self._system = system
+    def __init__(self, survey: Survey) -> None:
         self._survey = survey
+        self._system = survey.system
         self._numbers: _Numbers = {}
 
     async def look(self, news: Sequence[Mapping[str, Any]], nodes: Iterable[Mapping[str, Any]]) -> list[Trouble]:
@@ -120,22 +118,13 @@ class Watchman:
 
     async def _reports(self) -> list[Trouble]:
         cells = [(subject, cell) for subject in ("journal", "listener") for cell in self._survey.of(subject)]
-        reports: dict[LocalRef, Mapping[str, object]] = {}
-
-        async def ask(cell: LocalRef) -> None:
-            try:
-                reports[cell] = await self._system.observe.report(cell)
-            except LevadaError:
-                pass  # it has ended, or is not open; its page says so
-
-        with trio.move_on_after(_PATIENCE):
-            async with trio.open_nursery() as nursery:
-                for _, cell in cells:
-                    nursery.start_soon(ask, cell)
+        reports = await answers_of([cell for _, cell in cells], self._system.observe.report, _PATIENCE)
         before, self._numbers = self._numbers, {}
         found = []
         for subject, cell in cells:
             report = reports.get(cell, {})
+            if isinstance(report, LevadaError):
+                continue  # it has ended, or is not open; its page says so
             path = printable(cell.path, 1000)
             groups = report.get("groups") if subject == "journal" else None
             for group, behind in groups.items() if isinstance(groups, Mapping) else ():

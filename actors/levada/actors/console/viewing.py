@@ -29,6 +29,7 @@ from .history import history_of
 from .news import Recorder
 from .scan import MOST_FOUND, Scan
 from .snapshot import Row, Watching, ask_nodes, has_nodes, watch_node
+from .survey import answers_of
 from .trouble import Watchman
 
 __all__ = ["ACTIONS", "MOST_OPEN", "MOST_ROWS", "PAGES", "SORTS", "Page", "View", "Viewer"]
@@ -198,8 +199,8 @@ class Viewer:
         self._recorder = Recorder(system, tracebacks=tracebacks)
         self._resources = ExitStack()
         self._history = self._resources.enter_context(history_of(system))
-        self._watchman = Watchman(system, self._history.survey)
-        self._flow = Flow(system, self._history.survey)
+        self._watchman = Watchman(self._history.survey)
+        self._flow = Flow(self._history.survey)
         self._rates: dict[LocalRef, tuple[float, int, float]] = {}  # when, the count then, messages per second
         self._known: dict[str, LocalRef] = {}
         self._scan: Scan | None = None
@@ -257,19 +258,17 @@ class Viewer:
         self._seen = {name: seen for name, seen in self._seen.items() if name in names}
         request = {"view": attrs.evolve(view, count=MOST_ROWS, first=0, selected=None, history=False).to_json()}
 
-        async def ask(name: str) -> None:
-            try:
-                if name not in self._watched:
-                    self._watched[name] = await watch_node(self._system, name, actions=False, tracebacks=False)
-                self._seen[name] = await self._watched[name](request)
-            except LevadaError:
+        async def ask(name: str) -> dict[str, Any]:
+            if name not in self._watched:
+                self._watched[name] = await watch_node(self._system, name, actions=False, tracebacks=False)
+            return await self._watched[name](request)
+
+        for name, seen in (await answers_of(names, ask, _PATIENCE)).items():
+            if isinstance(seen, LevadaError):
                 self._watched.pop(name, None)  # the list of nodes says why
                 self._seen.pop(name, None)
-
-        with trio.move_on_after(_PATIENCE):
-            async with trio.open_nursery() as nursery:
-                for name in names:
-                    nursery.start_soon(ask, name)
+            else:
+                self._seen[name] = seen
         return {name: self._seen[name] for name in names if name in self._seen}
 
     async def look(self, view: View) -> dict[str, Any]:
@@ -545,21 +544,14 @@ class Viewer:
     async def _reports(self, cells: Collection[LocalRef]) -> list[dict[str, Any]]:
         """Return the rows of these actors, with their own reports."""
         observe = self._system.observe
-        rows = [Row.of(observe.actor(cell), 0).to_json() for cell in cells]
-
-        async def fill(row: dict[str, Any], cell: LocalRef) -> None:
-            row["subject"] = observe.subject(cell)
-            with trio.move_on_after(_PATIENCE) as scope:
-                try:
-                    row["report"] = dict(await observe.report(cell))
-                except LevadaError as error:
-                    row["error"] = printable(str(error))
-            if scope.cancelled_caught:
-                row["error"] = f"no answer within {_PATIENCE:g} s"
-
-        async with trio.open_nursery() as nursery:
-            for row, cell in zip(rows, cells, strict=True):
-                nursery.start_soon(fill, row, cell)
+        rows = [{**Row.of(observe.actor(cell), 0).to_json(), "subject": observe.subject(cell)} for cell in cells]
+        reports = await answers_of(cells, observe.report, _PATIENCE)
+        for row, cell in zip(rows, cells, strict=True):
+            report = reports.get(cell, f"no answer within {_PATIENCE:g} s")
+            if isinstance(report, Mapping):
+                row["report"] = dict(report)
+            else:
+                row["error"] = printable(str(report))
         self._known.update((cell.path, cell) for cell in cells)
         return rows
 

@@ -9,6 +9,7 @@ from typing import Final
 import trio
 
 from levada.actors.console.scan import SLICE
+from levada.actors.console.survey import answers_of
 from levada.framework import ActorSystem
 from levada.framework.embedding import LocalRef
 from levada.framework.errors import LevadaError
@@ -129,21 +130,14 @@ class Metrics:
 
     async def _ask(self, cells: list[LocalRef]) -> list[list[Sample]]:
         """Ask all actors whose figures come from threads, at the same time."""
+        observe = self._system.observe
+        subjects = {cell: observe.subject(cell) for cell in cells if cell.is_alive}
         found: list[list[Sample]] = []
-
-        async def ask(cell: LocalRef) -> None:
-            observe = self._system.observe
-            subject = observe.subject(cell)
-            with trio.move_on_after(_PATIENCE):
-                try:
-                    found.append(REPORTING[subject](await observe.report(cell)))
-                except LevadaError as error:
-                    logger.debug("%s: %s", cell.path, error, extra={"actor": cell.path, "event": "no_metrics"})
-
-        async with trio.open_nursery() as nursery:
-            for cell in cells:
-                if cell.is_alive:
-                    nursery.start_soon(ask, cell)
+        for cell, report in (await answers_of(subjects, observe.report, _PATIENCE)).items():
+            if isinstance(report, LevadaError):
+                logger.debug("%s: %s", cell.path, report, extra={"actor": cell.path, "event": "no_metrics"})
+            else:
+                found.append(REPORTING[subjects[cell]](report))
         return found
 
     def _never_back(self, tally: Tally) -> None:

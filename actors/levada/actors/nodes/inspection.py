@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
-import trio
-
 from levada.actors.console.snapshot import Watching
+from levada.actors.console.survey import answers_of
 from levada.actors.metrics.nodes import NodeFigures
+from levada.framework import Ref
 from levada.framework.errors import LevadaError
 
-from .messages import Look, Measure, MemberState, Reload, Show, Watch
+from .messages import Look, Measure, Member, MemberState, Reload, Show, Watch
 
 if TYPE_CHECKING:
     from .fleet import Fleet
@@ -44,21 +44,12 @@ async def look(fleet: Fleet, limit: int) -> list[dict[str, Any]]:
     """
     members = fleet.members
     share = max(1, limit // (1 + len(members)))
-    snapshots: dict[str, Any] = {}
-    errors: dict[str, str] = {}
 
-    async def ask(name: str) -> None:
-        try:
-            control = fleet.choose(name).control
-            assert control is not None
-            snapshots[name] = json.loads(await control.ask(Look(share), timeout=_PATIENCE))
-        except LevadaError as error:
-            errors[name] = f"no answer: {error}"
+    async def ask(name: str) -> Any:
+        return json.loads(await _control(fleet, name).ask(Look(share), timeout=_PATIENCE))
 
-    async with trio.open_nursery() as nursery:
-        for member in members:
-            if member.state is MemberState.UP:
-                nursery.start_soon(ask, member.name)
+    answers = await answers_of(_up(members), ask)
+    errors = {name: answer for name, answer in answers.items() if isinstance(answer, LevadaError)}
     return [
         {
             "name": member.name,
@@ -66,8 +57,8 @@ async def look(fleet: Fleet, limit: int) -> list[dict[str, Any]]:
             "pid": member.pid or None,
             "host": member.host,
             "restarts": member.restarts,
-            "snapshot": snapshots.get(member.name),
-            "error": errors.get(member.name, ""),
+            "snapshot": None if member.name in errors else answers.get(member.name),
+            "error": f"no answer: {errors[member.name]}" if member.name in errors else "",
         }
         for member in members
     ]
@@ -75,21 +66,19 @@ async def look(fleet: Fleet, limit: int) -> list[dict[str, Any]]:
 
 async def measure(fleet: Fleet) -> list[NodeFigures]:
     """Ask all nodes for their metrics, at the same time."""
-    figures: dict[str, str] = {}
 
-    async def ask(name: str) -> None:
-        try:
-            control = fleet.choose(name).control
-            assert control is not None
-            figures[name] = await control.ask(Measure(), timeout=_MEASURING)
-        except LevadaError as error:
-            logger.debug("%s: no metrics: %s", name, error, extra={"event": "no_metrics"})
+    async def ask(name: str) -> str:
+        figures: str = await _control(fleet, name).ask(Measure(), timeout=_MEASURING)
+        return figures
 
     members = fleet.members
-    async with trio.open_nursery() as nursery:
-        for member in members:
-            if member.state is MemberState.UP:
-                nursery.start_soon(ask, member.name)
+    answers = await answers_of(_up(members), ask)
+    figures: dict[str, str] = {}
+    for name, answer in answers.items():
+        if isinstance(answer, LevadaError):
+            logger.debug("%s: no metrics: %s", name, answer, extra={"event": "no_metrics"})
+        else:
+            figures[name] = answer
     return [
         NodeFigures(member.name, member.state.value, member.restarts, figures.get(member.name)) for member in members
     ]
@@ -102,9 +91,7 @@ async def watch(fleet: Fleet, name: str, actions: bool, tracebacks: bool) -> Wat
         ActorError: the node is not up, or does not answer.
         ConfigurationError: there is no such node.
     """
-    control = fleet.choose(name).control
-    assert control is not None
-    watcher = await control.ask(Watch(actions, tracebacks), timeout=_PATIENCE)
+    watcher = await _control(fleet, name).ask(Watch(actions, tracebacks), timeout=_PATIENCE)
 
     async def ask(request: Mapping[str, Any]) -> dict[str, Any]:
         answer: dict[str, Any] = json.loads(await watcher.ask(Show(json.dumps(request)), timeout=_WATCHING))
@@ -122,7 +109,16 @@ async def reload(fleet: Fleet, name: str) -> list[str]:
     Raises:
         ActorError: the node is not up, or does not answer.
     """
+    lines: list[str] = await _control(fleet, name).ask(Reload(), timeout=_READING)
+    return lines
+
+
+def _up(members: Iterable[Member]) -> list[str]:
+    return [member.name for member in members if member.state is MemberState.UP]
+
+
+def _control(fleet: Fleet, name: str) -> Ref[Any]:
+    """Return the actor of a node that answers its driver. Raises as `Fleet.choose`."""
     control = fleet.choose(name).control
     assert control is not None
-    lines: list[str] = await control.ask(Reload(), timeout=_READING)
-    return lines
+    return control
