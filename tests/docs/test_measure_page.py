@@ -37,7 +37,9 @@ def declared() -> dict[str, Metric]:
     found = [
         value
         for module in (runtime, connections, protocols, journal, spark, nodes)
-        for value in vars(module).values()
+        for name, known in vars(module).items()
+        if not name.startswith("__")
+        for value in (known.values() if isinstance(known, dict) else [known])
         if isinstance(value, Metric)
     ]
     assert len({metric.name for metric in found}) == len(found)

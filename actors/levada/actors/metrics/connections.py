@@ -21,14 +21,23 @@ LOST = Metric(
     "levada_connections_lost_total", "counter", "Connections that the peer, the network or a mistake has ended.", _ENDS
 )
 FAILED = Metric("levada_connections_failed_total", "counter", "Connections that never had a carrier.", _ENDS)
-SENT = Metric("levada_connection_sent_bytes_total", "counter", "Bytes handed to the operating system.", _ENDS)
-RECEIVED = Metric("levada_connection_received_bytes_total", "counter", "Bytes received.", _ENDS)
-UNSENT = Metric("levada_connection_unsent_bytes", "gauge", "Bytes queued and not handed on.", _ENDS)
-WRITES = Metric("levada_connection_writes_total", "counter", "Calls to the operating system, or packets, sent.", _ENDS)
-READS = Metric(
-    "levada_connection_reads_total", "counter", "Calls to the operating system, or packets, received.", _ENDS
-)
-DROPPED = Metric("levada_connection_dropped_datagrams_total", "counter", "Datagrams that no task took.", _ENDS)
+CARRIER: Final = {
+    "bytes_sent": Metric(
+        "levada_connection_sent_bytes_total", "counter", "Bytes handed to the operating system.", _ENDS
+    ),
+    "bytes_received": Metric("levada_connection_received_bytes_total", "counter", "Bytes received.", _ENDS),
+    "unsent": Metric("levada_connection_unsent_bytes", "gauge", "Bytes queued and not handed on.", _ENDS),
+    "writes": Metric(
+        "levada_connection_writes_total", "counter", "Calls to the operating system, or packets, sent.", _ENDS
+    ),
+    "reads": Metric(
+        "levada_connection_reads_total", "counter", "Calls to the operating system, or packets, received.", _ENDS
+    ),
+    "datagrams_dropped": Metric(
+        "levada_connection_dropped_datagrams_total", "counter", "Datagrams that no task took.", _ENDS
+    ),
+}
+"""By the name of a member of `CarrierStatistics`."""
 
 CLIENTS = Metric("levada_clients", "gauge", "Connections whose client was let in.", _LISTENER)
 LIMIT = Metric("levada_clients_limit", "gauge", "The most connections at a time.", _LISTENER)
@@ -64,14 +73,7 @@ def connection_samples(
         (FAILED, failed, ends),
     ]
     if statistics is not None:
-        samples += (
-            (SENT, statistics.bytes_sent, ends),
-            (RECEIVED, statistics.bytes_received, ends),
-            (UNSENT, statistics.unsent, ends),
-            (WRITES, statistics.writes, ends),
-            (READS, statistics.reads, ends),
-            (DROPPED, statistics.datagrams_dropped, ends),
-        )
+        samples += ((metric, getattr(statistics, name), ends) for name, metric in CARRIER.items())
     return samples
 
 

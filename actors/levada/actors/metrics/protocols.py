@@ -44,44 +44,54 @@ HELD = Metric(
     ("side",),
 )
 
-EVENTS = Metric("levada_lumberjack_events_received_total", "counter", "Events, as windows count them.", _LISTENER)
-UNITS = Metric("levada_lumberjack_units_total", "counter", "Units and slices of events given to the sink.", _LISTENER)
-UNPACKED = Metric("levada_lumberjack_unpacked_bytes_total", "counter", "Bytes after decompression.", _LISTENER)
-ACKS = Metric(
-    "levada_lumberjack_acks_sent_total", "counter", "Acks, without those that only keep a connection.", _LISTENER
-)
-LATE = Metric(
-    "levada_lumberjack_late_commits_total",
-    "counter",
-    "Units that the sink took after their connection had ended.",
-    _LISTENER,
-)
-SINK_FAILURES = Metric(
-    "levada_lumberjack_sink_failures_total",
-    "counter",
-    "Connections that ended because the sink failed or took too long.",
-    _LISTENER,
-)
-READER_UNACKED = Metric(
-    "levada_lumberjack_events_unacked_total",
-    "counter",
-    "Events whose connection ended before their ack; they come again.",
-    _LISTENER,
-)
+READER: Final = {
+    "events": Metric("levada_lumberjack_events_received_total", "counter", "Events, as windows count them.", _LISTENER),
+    "units": Metric(
+        "levada_lumberjack_units_total", "counter", "Units and slices of events given to the sink.", _LISTENER
+    ),
+    "bytes_unpacked": Metric(
+        "levada_lumberjack_unpacked_bytes_total", "counter", "Bytes after decompression.", _LISTENER
+    ),
+    "acks": Metric(
+        "levada_lumberjack_acks_sent_total", "counter", "Acks, without those that only keep a connection.", _LISTENER
+    ),
+    "late_commits": Metric(
+        "levada_lumberjack_late_commits_total",
+        "counter",
+        "Units that the sink took after their connection had ended.",
+        _LISTENER,
+    ),
+    "sink_failures": Metric(
+        "levada_lumberjack_sink_failures_total",
+        "counter",
+        "Connections that ended because the sink failed or took too long.",
+        _LISTENER,
+    ),
+    "events_unacked": Metric(
+        "levada_lumberjack_events_unacked_total",
+        "counter",
+        "Events whose connection ended before their ack; they come again.",
+        _LISTENER,
+    ),
+    "connections_paused": Metric(
+        "levada_lumberjack_paused_connections",
+        "gauge",
+        "Connections that are not read, as all hold too much.",
+        _LISTENER,
+    ),
+    "bytes_held": Metric(
+        "levada_lumberjack_held_bytes", "gauge", "Bytes, and costs of events, of all connections.", _LISTENER
+    ),
+    "oldest_unacked": Metric(
+        "levada_lumberjack_oldest_unit_seconds", "gauge", "How long the sink has had its oldest unit.", _LISTENER, "max"
+    ),
+}
+"""By the name of a member of `ReaderStatistics`."""
 BROKEN = Metric(
     "levada_lumberjack_protocol_errors_total",
     "counter",
     "Connections that ended for a rule they broke.",
     (*_LISTENER, "rule"),
-)
-PAUSED = Metric(
-    "levada_lumberjack_paused_connections", "gauge", "Connections that are not read, as all hold too much.", _LISTENER
-)
-READER_HELD = Metric(
-    "levada_lumberjack_held_bytes", "gauge", "Bytes, and costs of events, of all connections.", _LISTENER
-)
-OLDEST = Metric(
-    "levada_lumberjack_oldest_unit_seconds", "gauge", "How long the sink has had its oldest unit.", _LISTENER, "max"
 )
 
 EVENTS_SENT = Metric("levada_lumberjack_events_sent_total", "counter", "Events sent, repeated ones included.")
@@ -124,19 +134,8 @@ def aqueduct_samples(side: str, *, channels: int, streams: int, sent: int, recei
 
 def reader_samples(listener: str, counts: ReaderStatistics) -> Iterator[Sample]:
     """Return the samples of a Lumberjack reader."""
-    for metric, value in (
-        (EVENTS, counts.events),
-        (UNITS, counts.units),
-        (UNPACKED, counts.bytes_unpacked),
-        (ACKS, counts.acks),
-        (LATE, counts.late_commits),
-        (SINK_FAILURES, counts.sink_failures),
-        (READER_UNACKED, counts.events_unacked),
-        (PAUSED, counts.connections_paused),
-        (READER_HELD, counts.bytes_held),
-        (OLDEST, counts.oldest_unacked),
-    ):
-        yield metric, value, (listener,)
+    for name, metric in READER.items():
+        yield metric, getattr(counts, name), (listener,)
     for rule, count in counts.protocol_errors.items():
         yield BROKEN, count, (listener, rule)
 

@@ -46,16 +46,23 @@ RESTARTS = Metric("levada_actor_restarts_total", "counter", "Restarts by supervi
 CHANNELS = Metric("levada_channel_ends", "gauge", "Open ends of channels in fields of actors.", _CLASS)
 QUEUED = Metric("levada_channel_messages", "gauge", "Messages in channels that actors receive from.", _CLASS)
 
-SPAWNED = Metric("levada_actors_spawned_total", "counter", "Actors that were started; restarts are not counted.")
-STOPPED = Metric("levada_actors_stopped_total", "counter", "Actors that have ended.")
-UNSUPERVISED = Metric("levada_unsupervised_failures_total", "counter", "Failures of actors without a supervisor.")
-DEAD_LETTERS = Metric("levada_dead_letters_total", "counter", "Messages that reached no handler.")
-UNHANDLED = Metric("levada_unhandled_messages_total", "counter", "Messages for which an actor has no handler.")
-LATE_REPLIES = Metric("levada_late_replies_total", "counter", "Answers that came when the asker no longer waited.")
-SLOW_TURNS = Metric("levada_slow_turns_total", "counter", "Turns that held up everything for longer than slow_handler.")
-WORKERS = Metric("levada_workers", "gauge", "Tasks that run actors.")
-READY = Metric("levada_actors_ready", "gauge", "Actors that wait for their turn.")
-TIMERS = Metric("levada_timers", "gauge", "Timers that are set.")
+SYSTEM: Final = {
+    "spawned": Metric("levada_actors_spawned_total", "counter", "Actors that were started; restarts are not counted."),
+    "stopped": Metric("levada_actors_stopped_total", "counter", "Actors that have ended."),
+    "unsupervised": Metric("levada_unsupervised_failures_total", "counter", "Failures of actors without a supervisor."),
+    "dead_letters": Metric("levada_dead_letters_total", "counter", "Messages that reached no handler."),
+    "unhandled": Metric("levada_unhandled_messages_total", "counter", "Messages for which an actor has no handler."),
+    "late_replies": Metric(
+        "levada_late_replies_total", "counter", "Answers that came when the asker no longer waited."
+    ),
+    "slow_turns": Metric(
+        "levada_slow_turns_total", "counter", "Turns that held up everything for longer than slow_handler."
+    ),
+    "workers": Metric("levada_workers", "gauge", "Tasks that run actors."),
+    "ready": Metric("levada_actors_ready", "gauge", "Actors that wait for their turn."),
+    "timers": Metric("levada_timers", "gauge", "Timers that are set."),
+}
+"""By the name of a member of `levada.framework.Statistics`."""
 TURN = Metric(
     "levada_turn_seconds",
     "histogram",
@@ -83,16 +90,7 @@ def system_samples(system: ActorSystem, *, complete: bool) -> list[Sample]:
     """Return the figures of the system as a whole."""
     counts, observe = system.statistics(), system.observe
     return [
-        SPAWNED.sample(counts.spawned),
-        STOPPED.sample(counts.stopped),
-        UNSUPERVISED.sample(counts.unsupervised),
-        DEAD_LETTERS.sample(counts.dead_letters),
-        UNHANDLED.sample(counts.unhandled),
-        LATE_REPLIES.sample(counts.late_replies),
-        SLOW_TURNS.sample(counts.slow_turns),
-        WORKERS.sample(counts.workers),
-        READY.sample(counts.ready),
-        TIMERS.sample(counts.timers),
+        *(metric.sample(getattr(counts, name)) for name, metric in SYSTEM.items()),
         TURN.sample(observe.turn_times.distribution()),
         QUEUE.sample(observe.queue_times.distribution()),
         STALL.sample(observe.stalls.longest(trio.current_time() - 60)),

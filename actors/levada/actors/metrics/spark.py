@@ -14,21 +14,24 @@ _QUERY: Final = ("query",)
 UNNAMED: Final = "unnamed"
 """The label of queries without a name, because their ids change with each start."""
 
-BATCH = Metric("levada_spark_batch", "gauge", "Number of the last micro-batch.", _QUERY, "max")
-ROWS = Metric("levada_spark_batch_rows", "gauge", "Rows of the last micro-batch.", _QUERY)
-SECONDS = Metric("levada_spark_batch_seconds", "gauge", "How long the last micro-batch took.", _QUERY, "max")
+QUERY: Final = {
+    "batch": Metric("levada_spark_batch", "gauge", "Number of the last micro-batch.", _QUERY, "max"),
+    "rows": Metric("levada_spark_batch_rows", "gauge", "Rows of the last micro-batch.", _QUERY),
+    "seconds": Metric("levada_spark_batch_seconds", "gauge", "How long the last micro-batch took.", _QUERY, "max"),
+    "arrival_rate": Metric("levada_spark_arriving_rows_per_second", "gauge", "Rows that came to the sources.", _QUERY),
+    "processing_rate": Metric("levada_spark_processed_rows_per_second", "gauge", "Rows that were processed.", _QUERY),
+    "state_rows": Metric("levada_spark_state_rows", "gauge", "Rows in state stores.", _QUERY),
+    "state_bytes": Metric("levada_spark_state_bytes", "gauge", "Memory of state stores.", _QUERY),
+    "late_rows": Metric(
+        "levada_spark_late_rows", "gauge", "Rows of the last micro-batch that the watermark dropped.", _QUERY
+    ),
+}
+"""By the name of a member of a query's report."""
 AT = Metric(
     "levada_spark_progress_timestamp_seconds", "gauge", "When the last micro-batch began, since 1970.", _QUERY, "min"
 )
 WATERMARK = Metric(
     "levada_spark_watermark_timestamp_seconds", "gauge", "The watermark, in seconds since 1970.", _QUERY, "min"
-)
-ARRIVING = Metric("levada_spark_arriving_rows_per_second", "gauge", "Rows that came to the sources.", _QUERY)
-PROCESSED = Metric("levada_spark_processed_rows_per_second", "gauge", "Rows that were processed.", _QUERY)
-STATE_ROWS = Metric("levada_spark_state_rows", "gauge", "Rows in state stores.", _QUERY)
-STATE_BYTES = Metric("levada_spark_state_bytes", "gauge", "Memory of state stores.", _QUERY)
-LATE_ROWS = Metric(
-    "levada_spark_late_rows", "gauge", "Rows of the last micro-batch that the watermark dropped.", _QUERY
 )
 
 MAILBOXES = Metric("levada_bridge_mailboxes", "gauge", "Mailboxes that a bridge serves.")
@@ -42,17 +45,8 @@ def query_samples(report: Mapping[str, Any]) -> list[Sample]:
     if "batch" not in report:
         return []
     labels = (report["name"] if report["named"] else UNNAMED,)
-    samples: list[Sample] = [
-        (BATCH, report["batch"], labels),
-        (ROWS, report["rows"], labels),
-        (SECONDS, report["seconds"], labels),
-        (AT, datetime.fromisoformat(report["at"]).timestamp(), labels),
-        (ARRIVING, report["arrival_rate"], labels),
-        (PROCESSED, report["processing_rate"], labels),
-        (STATE_ROWS, report["state_rows"], labels),
-        (STATE_BYTES, report["state_bytes"], labels),
-        (LATE_ROWS, report["late_rows"], labels),
-    ]
+    samples: list[Sample] = [(metric, report[name], labels) for name, metric in QUERY.items()]
+    samples.append((AT, datetime.fromisoformat(report["at"]).timestamp(), labels))
     if report["watermark"] is not None:
         samples.append((WATERMARK, datetime.fromisoformat(report["watermark"]).timestamp(), labels))
     return samples
