@@ -10,7 +10,7 @@ from tests.surroundings import measure_by
 from trio.testing import MockClock
 
 from levada.actors.console import View, Viewer
-from levada.actors.nodes.watching import SILENCE
+from levada.actors.nodes.inspection import SILENCE
 from levada.framework import ActorSystem
 
 from .apps import Counter, app

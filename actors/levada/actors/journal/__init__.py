@@ -8,7 +8,6 @@ For the guarantees see ``docs/explanation/journal.md``.
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 try:
@@ -17,6 +16,8 @@ except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
         "levada.actors.journal needs pyarrow: pip install 'levada[journal]'", name="pyarrow"
     ) from missing
+
+from levada.actors.on_demand import on_demand
 
 if TYPE_CHECKING:
     from .actor import Journal
@@ -110,16 +111,8 @@ _MODULES = (
 )
 """Where the names above are, those first that import least."""
 
-
-def __getattr__(name: str) -> object:
-    """Import a name on first use: Spark's worker processes need little of this package."""
-    if name in __all__:
-        for module in _MODULES:
-            found: object = vars(import_module(f".{module}", __name__)).get(name)
-            if found is not None:
-                globals()[name] = found
-                return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Spark's worker processes need little of this package.
+__getattr__ = on_demand(__name__, _MODULES, __all__)
 
 
 def __dir__() -> list[str]:

@@ -6,8 +6,9 @@ either. An actor adds figures of its own with `levada.framework.Actor.metrics`. 
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
+
+from levada.actors.on_demand import on_demand
 
 if TYPE_CHECKING:
     from .collecting import Metrics
@@ -16,22 +17,10 @@ if TYPE_CHECKING:
 
 __all__ = ["Metrics", "MetricsCollector", "Scrapes", "render", "serve_metrics"]
 
-_MODULES = {
-    "Metrics": "collecting",
-    "MetricsCollector": "rendering",
-    "Scrapes": "serving",
-    "render": "rendering",
-    "serve_metrics": "serving",
-}
+_MODULES = "collecting", "rendering", "serving"
 
-
-def __getattr__(name: str) -> object:
-    """Import a name on first use: connections need only their metrics' names, and the extra may not be installed."""
-    if name in _MODULES:
-        found: object = getattr(import_module(f".{_MODULES[name]}", __name__), name)
-        globals()[name] = found
-        return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Connections need only their metrics' names, and the extra may not be installed.
+__getattr__ = on_demand(__name__, _MODULES, __all__)
 
 
 def __dir__() -> list[str]:

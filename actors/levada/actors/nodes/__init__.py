@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from levada.actors.on_demand import on_demand
+
 from .local import local_nodes
 from .messages import Member, MemberState, NodeDown, NodeLost, NodeUp
 from .node import Launcher, Process, Run
@@ -30,11 +32,5 @@ __all__ = [
     "nodes_of", "singleton", "spark_nodes",
 ]  # fmt: skip
 
-
-def __getattr__(name: str) -> object:
-    """Import `spark_nodes` on first use, because Spark is an extra."""
-    if name == "spark_nodes":
-        from .spark import spark_nodes
-
-        return spark_nodes
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Spark is an extra.
+__getattr__ = on_demand(__name__, ["spark"], ["spark_nodes"])

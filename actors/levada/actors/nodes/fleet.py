@@ -17,15 +17,12 @@ from levada.actors.authentication import Credentials
 from levada.actors.console.snapshot import nodes_asked_by
 from levada.actors.metrics.nodes import fleet_measured_by
 from levada.framework import (
-    Actor,
     ActorSystem,
     Failed,
     Identity,
-    MailboxPolicy,
     Reason,
     Ref,
     Reply,
-    Supervision,
     Supervisor,
     child,
     current_peer,
@@ -67,7 +64,7 @@ from .messages import (
 )
 from .node import DrainNode, FleetNode, Greet, Launcher, Node, Run
 from .nodes import Nodes, fleet_of
-from .orders import joined, policy_of, spawn_order
+from .orders import joined, policy_of
 from .placing import Placed, Placing
 from .settings import NodeSettings
 
@@ -376,20 +373,8 @@ class Fleet(Nodes):
             and self.directory[place.name].state in (MemberState.STARTING, MemberState.UP)
         )
 
-    async def spawn(
-        self,
-        cls: Callable[..., Actor[T]],
-        *args: Any,
-        on: str | int = "any",
-        name: str | None = None,
-        supervise: Supervision = "stop",
-        mailbox: MailboxPolicy | None = None,
-    ) -> Ref[T]:
-        """Start an actor on a node; see `Nodes.spawn`."""
-        return await self.spawn_order(spawn_order(cls, args, supervise, mailbox), on, name)
-
     async def spawn_order(self, order: Spawn, on: str | int, name: str | None) -> Ref[Any]:
-        """Start the actor that an order describes, supervise it if it has a policy, and register its name."""
+        """Start an actor, supervise it if it has a policy, and register its name; see `Nodes.spawn`."""
         placing = Placing(self, order, on, name)
         if order.policy is None:
             return await placing.start(self.system.ask_timeout)

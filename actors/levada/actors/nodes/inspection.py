@@ -1,4 +1,4 @@
-"""Questions of a driver to its nodes: snapshots, metrics, viewers, and reloading files."""
+"""Questions of a driver to its nodes: snapshots, metrics, viewers, and reloading files; and the viewer on a node."""
 
 from __future__ import annotations
 
@@ -7,10 +7,15 @@ import logging
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
+
+from levada.actors.console import Viewer
+from levada.actors.console.history import keep_history
 from levada.actors.console.snapshot import Watching
 from levada.actors.console.survey import answers_of
 from levada.actors.metrics.nodes import NodeFigures
-from levada.framework import Ref
+from levada.framework import Reason, Ref, handles
+from levada.framework.embedding import UntracedActor
 from levada.framework.errors import LevadaError
 
 from .messages import Look, Measure, Member, MemberState, Reload, Show, Watch
@@ -18,7 +23,7 @@ from .messages import Look, Measure, Member, MemberState, Reload, Show, Watch
 if TYPE_CHECKING:
     from .fleet import Fleet
 
-__all__ = ["look", "measure", "reload", "watch"]
+__all__ = ["Watcher", "look", "measure", "reload", "watch"]
 
 logger = logging.getLogger("levada.actors.nodes")
 
@@ -30,6 +35,8 @@ _WATCHING: Final = 8.0
 """Seconds for an answer to a browser; a viewer pauses for up to 3 s after an answer that took long."""
 _READING: Final = 5.0
 """Seconds to read files."""
+SILENCE: Final = 30.0
+"""Seconds without a request after which the client counts as gone."""
 
 
 async def look(fleet: Fleet, limit: int) -> list[dict[str, Any]]:
@@ -111,6 +118,42 @@ async def reload(fleet: Fleet, name: str) -> list[str]:
     """
     lines: list[str] = await _control(fleet, name).ask(Reload(), timeout=_READING)
     return lines
+
+
+@attrs.frozen
+class _Silent:
+    pass
+
+
+class Watcher(UntracedActor[Show | _Silent]):
+    """Answers one browser, until it is silent."""
+
+    actions: bool
+    tracebacks: bool
+    _viewer: Viewer | None = attrs.field(init=False, default=None)
+
+    def started(self) -> None:
+        """Start to record events."""
+        self._viewer = Viewer(self.system, actions=self.actions, tracebacks=self.tracebacks)
+        self.timers.once("silence", SILENCE, _Silent())
+        self.start_soon(keep_history, self.system, name="<history>")
+
+    def stopping(self, reason: Reason) -> None:
+        """Stop recording events."""
+        if self._viewer is not None:
+            self._viewer.close()
+
+    @handles
+    async def show(self, m: Show) -> str:
+        """Answer a request."""
+        self.timers.once("silence", SILENCE, _Silent())
+        assert self._viewer is not None
+        return json.dumps(await self._viewer.answer(json.loads(m.request)))
+
+    @handles
+    def silent(self, m: _Silent) -> None:
+        """Stop, because the client is gone."""
+        self.stop()
 
 
 def _up(members: Iterable[Member]) -> list[str]:

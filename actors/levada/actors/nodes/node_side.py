@@ -22,16 +22,13 @@ from levada.actors.metrics.collecting import Metrics
 from levada.actors.metrics.nodes import to_json
 from levada.actors.protocols import Served
 from levada.framework import (
-    Actor,
     ActorSystem,
     Failed,
-    MailboxPolicy,
     Normal,
     OneshotReceiver,
     OneshotSender,
     Ref,
     Reply,
-    Supervision,
     Supervisor,
     __version__,
     child,
@@ -55,6 +52,7 @@ from levada.framework.message import BY_TAG
 from levada.framework.supervisor import StartChild
 from levada.framework.tracing import Tracing
 
+from .inspection import Watcher
 from .messages import (
     AppFailed,
     Changed,
@@ -88,8 +86,7 @@ from .messages import (
 )
 from .node import control_schema
 from .nodes import Links, Nodes
-from .orders import actor_class, arguments_of, mailbox_of, policy_of, spawn_order
-from .watching import Watcher
+from .orders import actor_class, arguments_of, mailbox_of, policy_of
 
 __all__ = ["NodeSide", "run_node"]
 
@@ -399,18 +396,9 @@ class NodeSide(Nodes):
                 raise _ERRORS[cause.kind](cause.detail) from error
             raise
 
-    async def spawn(
-        self,
-        cls: Callable[..., Actor[T]],
-        *args: Any,
-        on: str | int = "any",
-        name: str | None = None,
-        supervise: Supervision = "stop",
-        mailbox: MailboxPolicy | None = None,
-    ) -> Ref[T]:
+    async def spawn_order(self, order: Spawn, on: str | int, name: str | None) -> Ref[Any]:
         """Start an actor on a node; see `Nodes.spawn`."""
-        order = spawn_order(cls, args, supervise, mailbox)
-        ref: Ref[T] = await self._ask(SpawnOn(order, on, name), self.system.ask_timeout)
+        ref: Ref[Any] = await self._ask(SpawnOn(order, on, name), self.system.ask_timeout)
         if name is not None:
             await self._settled(name)
         return ref

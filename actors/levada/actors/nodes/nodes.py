@@ -48,6 +48,7 @@ from .messages import (
     NodeUp,
     Spawn,
 )
+from .orders import spawn_order
 from .sharing import Sharing
 
 __all__ = ["QMUX", "TO_DRIVER", "Links", "Nodes", "OwnLinks", "fleet_of", "nodes_of"]
@@ -267,7 +268,6 @@ class Nodes(ABC):
         """
         return self.directory.events()
 
-    @abstractmethod
     async def spawn(
         self,
         cls: Callable[..., Actor[T]],
@@ -300,6 +300,11 @@ class Nodes(ABC):
         Cancellation:
             the actor may have been started.
         """
+        return await self.spawn_order(spawn_order(cls, args, supervise, mailbox), on, name)
+
+    @abstractmethod
+    async def spawn_order(self, order: Spawn, on: str | int, name: str | None) -> Ref[Any]:
+        """Start the actor that an order describes; for `spawn`, which says more."""
 
     @abstractmethod
     async def join(self, order: Spawn, on: str | int, name: str) -> Ref[Any]:

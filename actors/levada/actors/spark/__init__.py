@@ -9,7 +9,6 @@ The journals are `levada.actors.journal`'s. ``docs/explanation/journal.md`` list
 
 from __future__ import annotations
 
-from importlib import import_module
 from typing import TYPE_CHECKING
 
 try:
@@ -18,6 +17,8 @@ except ModuleNotFoundError as missing:
     raise ModuleNotFoundError(
         "levada.actors.spark needs pyarrow: pip install 'levada[spark]'", name="pyarrow"
     ) from missing
+
+from levada.actors.on_demand import on_demand
 
 from .session import Java, find_java, session  # here at once: the module and the function have the same name
 
@@ -38,16 +39,8 @@ __all__ = [
 _MODULES = "protocol", "asks", "reading", "entities", "desk", "bridge"
 """The modules that have these names, the modules with the fewest imports first."""
 
-
-def __getattr__(name: str) -> object:
-    """Import a name on first use: each worker process of Spark imports this package, and needs little of it."""
-    if name in __all__:
-        for module in _MODULES:
-            found: object = vars(import_module(f".{module}", __name__)).get(name)
-            if found is not None:
-                globals()[name] = found
-                return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+# Each worker process of Spark imports this package, and needs little of it.
+__getattr__ = on_demand(__name__, _MODULES, __all__)
 
 
 def __dir__() -> list[str]:
