@@ -4,7 +4,16 @@ from __future__ import annotations
 
 from typing import Final
 
-__all__ = ["DURABLE_FILES", "DURABLE_NEXT"]
+__all__ = ["CONTAINER_HEAD", "DURABLE_FILES", "DURABLE_NEXT"]
+
+CONTAINER_HEAD: Final = """\
+# levada is not on a package index yet. Make its wheel here first: pip wheel --no-deps --wheel-dir wheels PATH_OF_ITS_CLONE
+FROM python:3.13-slim
+WORKDIR /app
+COPY wheels wheels
+COPY pyproject.toml $name.py ./
+RUN pip install --no-cache-dir --find-links wheels .
+"""
 
 DURABLE_FILES: Final = {
     "$name.py": '''\
@@ -204,20 +213,8 @@ The folder `lots` has the log: the events of all lots, as a table that Spark can
 - To change what it keeps, add events or fields at the end of an event, with defaults. The log keeps the old ones.
 - The connections are not encrypted. Give `serve` a certificate and `authenticate=` before other machines may connect.
 """,
-    ".gitignore": """\
-__pycache__/
-*.egg-info/
-.venv/
-lots/
-wheels/
-""",
-    "Containerfile": """\
-# levada is not on a package index yet. Make its wheel here first: pip wheel --no-deps --wheel-dir wheels PATH_OF_ITS_CLONE
-FROM python:3.13-slim
-WORKDIR /app
-COPY wheels wheels
-COPY pyproject.toml $name.py ./
-RUN pip install --no-cache-dir --find-links wheels .
+    "Containerfile": CONTAINER_HEAD
+    + """\
 # The log is in the current folder.
 WORKDIR /data
 RUN chown nobody /data

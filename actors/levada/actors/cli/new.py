@@ -15,7 +15,7 @@ from levada.framework import __version__
 from levada.framework.errors import ConfigurationError
 
 from . import Subparsers
-from .durable_project import DURABLE_FILES, DURABLE_NEXT
+from .durable_project import CONTAINER_HEAD, DURABLE_FILES, DURABLE_NEXT
 
 __all__ = ["add_parser", "run"]
 
@@ -158,20 +158,15 @@ $commands```
 __pycache__/
 *.egg-info/
 .venv/
-mailboxes/
+$kept/
 wheels/
 """,
 }
 """The files of the project: templates, because each contains the project's name."""
 
 CONTAINER: Final = {
-    "Containerfile": """\
-# levada is not on a package index yet. Make its wheel here first: pip wheel --no-deps --wheel-dir wheels PATH_OF_ITS_CLONE
-FROM python:3.13-slim
-WORKDIR /app
-COPY wheels wheels
-COPY pyproject.toml $name.py ./
-RUN pip install --no-cache-dir --find-links wheels .
+    "Containerfile": CONTAINER_HEAD
+    + """\
 USER nobody
 ENV HOST=0.0.0.0
 EXPOSE 5044 7000 8080
@@ -319,7 +314,8 @@ def run(args: argparse.Namespace) -> int:
     if name in ("pytest", "pyspark", "pyarrow") or importlib.util.find_spec(name) is not None:
         raise ConfigurationError(f"a module {name} exists already, and the project would hide it: choose another name")
     extra = "[spark]" if args.spark else "[journal]" if args.durable else ""
-    values = {"name": name, "folder": name, "version": __version__, "extra": extra}
+    kept = "lots" if args.durable else "mailboxes"
+    values = {"name": name, "folder": name, "version": __version__, "extra": extra, "kept": kept}
     if args.durable:
         others, following = DURABLE_FILES, DURABLE_NEXT
     else:
