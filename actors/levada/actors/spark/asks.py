@@ -40,6 +40,7 @@ import pyarrow as pa
 import trio
 
 from levada.actors.journal.columns import columns_of
+from levada.actors.journal.ipc import stream_of
 from levada.actors.rsocket import RequestFailed, RequestRejected
 from levada.actors.rsocket.blocking import BlockingPeer, PendingAnswer, RequestTimeout
 from levada.framework import Actor, Asks, Ref, handles
@@ -356,16 +357,13 @@ class _Batch:
         metadata: Sequence[Entry | ZipkinTracing] | None,
         timeout: float,
     ) -> PendingAnswer:
-        sink = pa.BufferOutputStream()
-        with pa.ipc.new_stream(sink, question.schema) as writer:
-            writer.write_batch(question)
-        data = sink.getvalue()
-        if data.size > MAX_BYTES:
+        data = stream_of(question)
+        if len(data) > MAX_BYTES:
             raise ConfigurationError(
-                f"a batch for {self._actor.name} of {data.size} bytes, at most {MAX_BYTES} "
+                f"a batch for {self._actor.name} of {len(data)} bytes, at most {MAX_BYTES} "
                 "(lower spark.sql.execution.arrow.maxRecordsPerBatch)"
             )
-        return peer.start_request(data.to_pybytes(), route=self._route, metadata=metadata, timeout=timeout)
+        return peer.start_request(data, route=self._route, metadata=metadata, timeout=timeout)
 
     def read(self, question: pa.RecordBatch, answer: Payload) -> pa.RecordBatch:
         with pa.ipc.open_stream(answer.data) as stream:

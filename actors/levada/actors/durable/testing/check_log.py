@@ -50,7 +50,7 @@ def log_checks(*, timeout: float = 60.0) -> list[LogCheck]:
     Args:
         timeout: seconds that each of them may take.
     """
-    from . import _copy_checks, _fault_checks, _log_checks, _tail_checks, _trim_checks  # noqa: F401 - they add their checks
+    from . import _copy_checks, _fault_checks, _log_checks, _trim_checks  # noqa: F401 - they add their checks
 
     return [LogCheck(name, timeout) for name in CHECKS]
 
