@@ -440,8 +440,9 @@ class Store:
 
     def extent(self) -> Extent:
         """Return the offsets between which there are rows."""
-        ends = {p.number: p.end for p in self._partitions}
-        first = {p.number: p.first for p in self._partitions}
+        first, ends = dict[int, int](), dict[int, int]()
+        for number, partition in enumerate(self._partitions):  # each question of a reader comes by here
+            first[number], ends[number] = partition.segments[0].first, partition.end
         return Extent(self.epoch, first, ends, self._ledger.opening, self._ledger.trimmed)
 
     def end(self, partition: int) -> int:
