@@ -110,6 +110,11 @@ def add_parser(subparsers: Subparsers) -> None:
         help="answers of commands that stay for each entity, as shards(remember=) has it (default: 256)",
     )
     trim.add_argument(
+        "--archive",
+        metavar="WHERE",
+        help="write old rows there first, as Parquet: a folder, or a URL such as s3://bucket/accounts",
+    )
+    trim.add_argument(
         "--timeout",
         type=seconds,
         default=600.0,
@@ -413,7 +418,12 @@ def _trim(args: argparse.Namespace) -> int:
     async def trim() -> None:
         async with ActorSystem("trim") as system:
             rows = await trim_log(
-                system, args.source, keep=args.keep * 86_400, remember=args.remember, timeout=args.timeout
+                system,
+                args.source,
+                keep=args.keep * 86_400,
+                remember=args.remember,
+                archive=args.archive,
+                timeout=args.timeout,
             )
         print(f"{rows:,} rows were trimmed")
 

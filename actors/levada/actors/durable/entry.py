@@ -15,6 +15,7 @@ import trio
 
 from levada.actors.apps import importable
 from levada.actors.journal import LogStore, partition_of
+from levada.actors.journal.places import archive_place
 from levada.framework import Actor, ActorSystem, Asks, Codec, Ref, bounded, handles
 from levada.framework.durations import is_duration
 from levada.framework.errors import ConfigurationError, LevadaError
@@ -29,7 +30,7 @@ from .hosting import MAILBOX, Terms
 from .opening import AGAIN, Folder, OpenShards, Place, columns_in, database_at, has_streams, open_journal
 from .routing import Follower, Route, ShardRoutes, ToShard, subscribed
 from .rows import ShardLog, load_arrow
-from .settings import GetShardStatistics, ShardSettings, ShardStatistics
+from .settings import GetShardStatistics, Keep, ShardSettings, ShardStatistics, require_keep
 from .shard import Finisher, Shard
 from .snapshots import Snapshots
 from .turns import CommandTurn, EntityCommand, Erase
@@ -289,7 +290,7 @@ async def shards(
     remember: int = 256,
     snapshot_every: int = 1000,
     max_live: int = 100_000,
-    keep: float | None = None,
+    keep: float | Keep | None = None,
     patience: float = 30.0,
     keeper: bool = False,
     name: str | None = None,
@@ -317,7 +318,7 @@ async def shards(
         max_live: about the most entities in memory: beyond it the least recently used leave first.
         keep: seconds. Older rows leave the log when the newest snapshot of their entity is behind them; the answers of the commands that an entity
             remembers stay, and reminders do. Fields of the class cannot change any more then: without its old rows, an entity is only in its
-            snapshot. None: all rows stay.
+            snapshot. `Keep` has them archived first. None: all rows stay.
         patience: seconds to wait for a journal that is out of reach. Commands wait too, each for its own time. Rows whose answer was lost are
             sent again, and are written once. Behind that, commands whose rows may have been written fail with `OutcomeUnknown`.
         keeper: whether the journal of a folder runs in a child process, as with `levada.actors.journal.keeper`, so that it does not hold up
@@ -344,8 +345,8 @@ async def shards(
         raise ConfigurationError(f"idle is {idle!r}, wanted seconds, more than 0")
     if not is_duration(patience, zero=True):
         raise ConfigurationError(f"patience is {patience!r}, wanted seconds, 0 or more")
-    if keep is not None and not is_duration(keep, zero=True):
-        raise ConfigurationError(f"keep is {keep!r}, wanted seconds, 0 or more, or None to keep all rows")
+    if keep is not None and not isinstance(keep, Keep):
+        require_keep(keep)
     for setting, value in (("remember", remember), ("snapshot_every", snapshot_every), ("max_live", max_live)):
         if not isinstance(value, int) or value < 1:
             raise ConfigurationError(f"{setting} is {value!r}, wanted a whole number of 1 or more")
@@ -370,7 +371,8 @@ async def shards(
         snapshot_every=snapshot_every,
         max_live=per_shard,
         patience=patience,
-        keep=keep,
+        keep=keep.seconds if isinstance(keep, Keep) else keep,
+        archive=archive_place(keep.archive) if isinstance(keep, Keep) else "",
     )
     opening = OpenShards.of(terms, place)
     if fleet is not None:
@@ -413,6 +415,7 @@ async def _start(
         clock=clock or system.platform.time,
         clock_jumps=clock is not trio.current_time if clock else not system.platform.virtual,
         keep=terms.keep,
+        archive=terms.archive,
     )
     ref = system.spawn(_Root, settings, place, terms.shards, terms.patience, name=name, supervise="escalate")
     try:

@@ -84,9 +84,10 @@ class Erasing:
         assert gone.snapshot is not None
         # The shard's snapshot is the row before. A later snapshot may not be on disk yet.
         own = EraseEntity("", partition=shard.number, before=gone.snapshot - 1)
+        erasure = EraseEntity(entity, shard.number, gone.snapshot, shard.settings.archive)
         try:
             await shard.access.ask(own)
-            done = await shard.access.ask(EraseEntity(entity, partition=shard.number, before=gone.snapshot))
+            done = await shard.access.ask(erasure)
         except ShardLost:
             raise
         except JournalError as error:

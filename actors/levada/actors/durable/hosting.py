@@ -64,6 +64,7 @@ class Terms:
     """Of one shard."""
     patience: float
     keep: float | None = None
+    archive: str = ""
 
 
 @message("levada.durable.check_host", frozen=True)
@@ -211,6 +212,7 @@ class Host(Actor[CheckHost | Open | Close | EndHost | _Unused]):
             clock=self.system.platform.time,
             clock_jumps=not self.system.platform.virtual,
             keep=terms.keep,
+            archive=terms.archive,
         )
 
     @handles

@@ -7,14 +7,42 @@ from typing import Any
 
 import attrs
 
+from levada.actors.journal.places import archive_place
 from levada.framework import Codec, message
+from levada.framework.durations import is_duration
+from levada.framework.errors import ConfigurationError
+from levada.framework.files import StrPath
 from levada.framework.message import Asks
 
 from .entity import Durable
 from .rows import ShardLog
 from .snapshots import Snapshots
 
-__all__ = ["GetShardStatistics", "ShardSettings", "ShardStatistics"]
+__all__ = ["GetShardStatistics", "Keep", "ShardSettings", "ShardStatistics"]
+
+
+@attrs.frozen
+class Keep:
+    """How long the rows of a log stay in it, and where they go then: ``shards(keep=Keep(90 * 86_400, archive="s3://bucket/accounts"))``.
+
+    Raises:
+        ConfigurationError: `seconds` is no time, or `archive` is no place; its URL may have no password.
+    """
+
+    seconds: float
+    """Younger rows stay."""
+    archive: StrPath
+    """A folder, or the URL of a file system that Arrow knows. All rows that are old enough are written there, as Parquet, before one of them goes."""
+
+    def __attrs_post_init__(self) -> None:
+        require_keep(self.seconds)
+        archive_place(self.archive)
+
+
+def require_keep(seconds: object) -> None:
+    """Raise `ConfigurationError` unless these are seconds for which rows may be kept."""
+    if not is_duration(seconds, zero=True):
+        raise ConfigurationError(f"keep is {seconds!r}, wanted seconds, 0 or more")
 
 
 @attrs.frozen(kw_only=True)
@@ -37,6 +65,8 @@ class ShardSettings:
     codec: Codec
     keep: float | None
     """Seconds for which rows behind snapshots are kept; None: for ever."""
+    archive: str
+    """As `TrimRows.archive`."""
 
 
 @message("levada.durable.shard_statistics", frozen=True)

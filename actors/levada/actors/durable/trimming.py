@@ -19,6 +19,8 @@ FIRST_WAIT = 10.0
 """Seconds from the opening of a shard to the first time: a program that restarts often trims too."""
 LEAST_WAIT, MOST_WAIT = 60.0, 86_400.0
 """Seconds between two times; in between, an eighth of what is kept. Each time the log reads all its rows."""
+LEAST_WAIT_ARCHIVED = 3600.0
+"""The same with an archive, which gets a file each time."""
 TIMEOUT = 3600.0
 """Seconds after which the log counts as out of reach."""
 
@@ -28,10 +30,11 @@ async def trim(journal: Ref[Any], shard: int, path: str, settings: ShardSettings
     assert settings.keep is not None
     older = settings.clock() - settings.keep
     try:
-        done = await journal.ask(TrimRows(shard, older, settings.remember, settings.snapshots.layout), timeout=TIMEOUT)
+        question = TrimRows(shard, older, settings.remember, settings.snapshots.layout, settings.archive)
+        done = await journal.ask(question, timeout=TIMEOUT)
     except (LevadaError, OSError) as error:
         logger.warning("%s is not trimmed: %s", path, error, extra={"event": "not_trimmed"})
     else:
         if done.rows:
             logger.info("%s: %d old rows were trimmed", path, done.rows, extra={"event": "trimmed"})
-    return min(max(settings.keep / 8, LEAST_WAIT), MOST_WAIT)
+    return min(max(settings.keep / 8, LEAST_WAIT_ARCHIVED if settings.archive else LEAST_WAIT), MOST_WAIT)

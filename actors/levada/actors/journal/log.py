@@ -132,6 +132,7 @@ class Log(Protocol):
         The other rows keep their offsets. `Erased.rows` counts the rows that were erased now. To erase them again is no error.
 
         Raises:
+            JournalError: `EraseEntity.archive` is out of reach, or the log has no archives. No row is erased.
             JournalFull, JournalUnwritable: not all of them are erased. The asker tries again.
         """
         ...
@@ -159,7 +160,8 @@ class TrimmedLog(Log, Protocol):
         A row that is the newest of its entity never goes, nor does a snapshot, or a tombstone, that is the newest.
 
         Raises:
-            JournalError: this is no log of durable actors.
+            JournalError: this is no log of durable actors. `TrimRows.archive` is out of reach, or another log's, or the log has no archives: no row
+                goes then.
             JournalFull, JournalUnwritable: not all of them are gone.
         """
         ...

@@ -381,6 +381,8 @@ class EraseEntity(Asks[Erased]):
     """None: the partition of the entity as a key."""
     before: int | None = attrs.field(default=None, validator=v.optional(_OFFSET))
     """Rows from this offset on stay, such as a tombstone. None: the end at that time."""
+    archive: str = attrs.field(default="", validator=v.instance_of(str))
+    """As `TrimRows.archive`: the rows go from it first, and are not counted."""
 
 
 @message("levada.journal.trimmed", frozen=True)
@@ -410,6 +412,8 @@ class TrimRows(Asks[Trimmed]):
     """How many answers of each entity stay, the newest ones."""
     layout: int | None = attrs.field(default=None, validator=v.optional(_INT))
     """Only snapshots of entities with this ``_version`` count: the class of today can read them. None: all of them."""
+    archive: str = attrs.field(default="", validator=v.instance_of(str))
+    """A folder or URL (`Archive`): all old rows are there before one goes, and none goes that is not there. Empty: there is no archive."""
 
 
 @message("levada.journal.offset_within", frozen=True)

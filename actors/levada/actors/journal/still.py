@@ -5,10 +5,10 @@ A journal that a process has open is pinned as for a `backup`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import attrs
 import pyarrow as pa
@@ -21,7 +21,11 @@ from .inspection import Inspection, inspect
 from .pinning import Pin
 from .schema import joined, offsets
 
-__all__ = ["PAGE_BYTES", "PAGE_ROWS", "StillLog", "still_folder", "still_journal"]
+if TYPE_CHECKING:
+    from .extent import Extent
+    from .store import Store
+
+__all__ = ["PAGE_BYTES", "PAGE_ROWS", "StillLog", "still_folder", "still_journal", "still_store"]
 
 PAGE_ROWS, PAGE_BYTES = 16_384, 4 << 20
 """The most rows of a page, and about its most bytes, but for a single row."""
@@ -110,18 +114,53 @@ class _StillFolder:
         return self.found.ledger.trimmed
 
     def pages(self, shard: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        page, rows, size = list[pa.RecordBatch](), 0, 0
-        for first, batch in self.found.batches(shard, start):
-            if first >= end:
-                break
-            here = batch.slice(0, end - first)
-            if page and (rows + here.num_rows > PAGE_ROWS or size + here.nbytes > PAGE_BYTES):
-                yield joined(page)
-                page, rows, size = [], 0, 0
-            page.append(here.add_column(0, _OFFSET, offsets(first, here.num_rows)))
-            rows, size = rows + here.num_rows, size + here.nbytes
-        if page:
+        return _pages(self.found.batches(shard, start), end)
+
+
+@attrs.frozen
+class _StillStore:
+    """A journal that this process has open."""
+
+    store: Store
+    extent: Extent
+
+    @property
+    def epoch(self) -> str:
+        return self.extent.epoch
+
+    @property
+    def copy_of(self) -> str | None:
+        return None  # else it would not be open
+
+    @property
+    def columns(self) -> pa.Schema:
+        return self.store.schema
+
+    @property
+    def ends(self) -> Mapping[int, int]:
+        return self.extent.end
+
+    @property
+    def trimmed(self) -> Mapping[int, int]:
+        return self.extent.trimmed
+
+    def pages(self, shard: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        return _pages(self.store.batches(shard, start, end), end)
+
+
+def _pages(batches: Iterable[tuple[int, pa.RecordBatch]], end: int) -> Iterator[pa.RecordBatch]:
+    page, rows, size = list[pa.RecordBatch](), 0, 0
+    for first, batch in batches:
+        if first >= end:
+            break
+        here = batch.slice(0, end - first)
+        if page and (rows + here.num_rows > PAGE_ROWS or size + here.nbytes > PAGE_BYTES):
             yield joined(page)
+            page, rows, size = [], 0, 0
+        page.append(here.add_column(0, _OFFSET, offsets(first, here.num_rows)))
+        rows, size = rows + here.num_rows, size + here.nbytes
+    if page:
+        yield joined(page)
 
 
 _OFFSET = pa.field("offset", pa.int64(), nullable=False)
@@ -132,3 +171,8 @@ def still_folder(platform: Platform, journal: Path, timeout: float) -> Iterator[
     """Have a journal stand still for a block, as a `StillLog`. Blocks; raises as `backup`."""
     with still_journal(platform, journal, timeout) as found:
         yield _StillFolder(found)
+
+
+def still_store(store: Store) -> StillLog:
+    """Return the rows of a journal that this process has open, up to where it ends now. They stand still while none are trimmed or erased."""
+    return _StillStore(store, store.extent())

@@ -32,6 +32,7 @@ class TrimRequest:
     older: float
     """As in `TrimRows`."""
     remember: int
+    archive: str = ""
 
 
 class TrimRequests:
@@ -73,7 +74,9 @@ class TrimRequests:
             raise refused(refusal, self._directory) from refusal
 
 
-def ask_to_trim(platform: Platform, directory: Path, older: float, remember: int, timeout: float) -> int | None:
+def ask_to_trim(
+    platform: Platform, directory: Path, older: float, remember: int, archive: str, timeout: float
+) -> int | None:
     """Have the process that has a journal open trim it; return the number of rows that went, or None if no process has it open. Blocks.
 
     Args:
@@ -81,6 +84,7 @@ def ask_to_trim(platform: Platform, directory: Path, older: float, remember: int
         directory: of the journal.
         older: as in `TrimRows`.
         remember: as in `TrimRows`.
+        archive: as in `TrimRows`.
         timeout: seconds to wait for the answer.
 
     Raises:
@@ -89,7 +93,9 @@ def ask_to_trim(platform: Platform, directory: Path, older: float, remember: int
         OSError: this user may not write into the folder.
     """
     files, name = platform.files, platform.token_bytes(8).hex()
-    question = json.dumps(attrs.asdict(TrimRequest(name, older, remember)))
+    asked = attrs.asdict(TrimRequest(name, older, remember, archive))
+    # A writer of an older levada takes a question without an archive.
+    question = json.dumps({field: value for field, value in asked.items() if value != ""})
     with locked(files, directory / _LOCK, "another process has this journal trimmed"):
         try:
             found = ask_writer(

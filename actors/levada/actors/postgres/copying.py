@@ -14,12 +14,12 @@ from levada.actors.journal.still import PAGE_BYTES, PAGE_ROWS, StillLog
 
 from .addresses import PostgresAddress
 from .errors import refusal
-from .opening import LogHead, Session, finish_copy, open_session, read_log
+from .opening import LogHead, Session, finish_copy, lock_shard, open_session, read_log
 from .tables import IN_ORDER, LogTables
 from .values import kind_of
 from .wire import bigint, integer, number_in, rows_in
 
-__all__ = ["finish_postgres", "still_postgres"]
+__all__ = ["finish_postgres", "locked_postgres", "still_postgres"]
 
 _OFFSET = pa.field("offset", pa.int64(), nullable=False)
 
@@ -81,6 +81,20 @@ def still_postgres(address: PostgresAddress) -> Iterator[StillLog]:
     """
     with open_session(address) as session:
         session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
+        session.execute(IN_ORDER)
+        head, ends, trimmed = read_log(session, address)
+        yield _StillPostgres(address, session, head, ends, trimmed)
+
+
+@contextmanager
+def locked_postgres(address: PostgresAddress, shard: int) -> Iterator[StillLog]:
+    """Lock the archive of a shard for a block, and yield the log as it is then. Blocks; errors are as for `still_postgres`.
+
+    Who erases rows of the shard, or trims them, with an archive, has the lock meanwhile: so its old rows stand still.
+    """
+    with open_session(address) as session:
+        session.execute("BEGIN")
+        lock_shard(session, address, shard)
         session.execute(IN_ORDER)
         head, ends, trimmed = read_log(session, address)
         yield _StillPostgres(address, session, head, ends, trimmed)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import struct
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from contextlib import asynccontextmanager
-from typing import Any, Final
+from contextlib import ExitStack, asynccontextmanager
+from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
 import trio
@@ -55,6 +55,10 @@ from .tables import IN_ORDER
 from .values import kind_of
 from .wire import bigint, bigints_in, double, integer, number_in, rows_in
 from .writing import AppendJob, LogWriter
+
+if TYPE_CHECKING:
+    from levada.actors.journal.archive import Archive
+    from levada.actors.journal.still import StillLog
 
 __all__ = ["PostgresLog"]
 
@@ -264,8 +268,29 @@ class PostgresLog(
         shard = self._shard_of(log, m.partition, m.entity)
         before = bigint(_BEHIND_ALL if m.before is None else m.before)
         statement = log.tables.erase(), [integer(shard), _key(m.entity), before]
-        [found] = await self._database.read([statement], timeout=ERASED_WITHIN)
+        async with self._archive(m.archive, shard) as archive:
+            if archive is not None:  # first, so that rows which are gone from the log are gone from both
+                await self.system.platform.run_in_thread(archive[0].erase, shard, m)
+            [found] = await self._database.read([statement], timeout=ERASED_WITHIN)
         return Erased(shard, found.command_tuples or 0)
+
+    @asynccontextmanager
+    async def _archive(self, place: str, shard: int) -> AsyncIterator[tuple[Archive, StillLog] | None]:
+        """Lock the archive of a shard for a block, if there is an archive."""
+        if not place:
+            yield None
+            return
+        from levada.actors.journal.archive import Archive  # Arrow's Parquet takes 50 ms
+
+        from .copying import locked_postgres
+
+        platform, locked = self.system.platform, ExitStack()
+        try:
+            log = await platform.run_in_thread(lambda: locked.enter_context(locked_postgres(self.address, shard)))
+            yield await platform.run_in_thread(Archive.at, place, platform.files), log
+        finally:
+            with trio.CancelScope(shield=True):
+                await platform.run_in_thread(locked.close)
 
     @handles
     def trim(self, m: TrimRows) -> None:
@@ -278,9 +303,28 @@ class PostgresLog(
             raise JournalError(
                 f"the log has no column {missing[0]}, so it has no snapshots to trim to", path=self.about
             )
-        shard, rows = self._shard_of(log, m.partition, None), 0
+        shard = self._shard_of(log, m.partition, None)
         layout = None if m.layout is None else integer(m.layout)
-        values = [integer(shard), double(m.older), integer(min(m.remember, _MOST_REMEMBERED)), layout]
+        values = [
+            integer(shard),
+            double(m.older),
+            integer(min(m.remember, _MOST_REMEMBERED)),
+            layout,
+            bigint(_BEHIND_ALL),
+        ]
+        if not m.archive:
+            return Trimmed(shard, await self._delete(log, values))
+        [found] = await self._database.read([(log.tables.last_to_go(), values)], timeout=ERASED_WITHIN)
+        if found.get_value(0, 0) is None:
+            return Trimmed(shard, 0)
+        async with self._archive(m.archive, shard) as archive:
+            assert archive is not None
+            end = await self.system.platform.run_in_thread(archive[0].add, archive[1], shard, m.older)
+            return Trimmed(shard, await self._delete(log, [*values[:-1], bigint(end)]))
+
+    async def _delete(self, log: OpenLog, values: list[bytes | None]) -> int:
+        """Delete the rows that may be trimmed, with these parameters of `LogTables.mark`; return how many there were."""
+        rows = 0
         # The mark first, so that readers never take the rows that are left for all.
         [found] = await self._database.read([(log.tables.mark(), values)], timeout=ERASED_WITHIN)
         while found.ntuples:
@@ -291,7 +335,7 @@ class PostgresLog(
             if gone < MOST_TRIMMED:
                 await self._database.read([(log.tables.note_first(), values[:1])], timeout=ERASED_WITHIN)
                 break
-        return Trimmed(shard, rows)
+        return rows
 
     # Reading.
 

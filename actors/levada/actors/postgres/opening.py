@@ -18,6 +18,7 @@ from levada.actors.journal import (
     JournalBehind,
     JournalDamaged,
     JournalError,
+    JournalLocked,
     JournalUnwritable,
     SchemaMismatch,
     check_growth,
@@ -48,6 +49,8 @@ KEPT: Final = 1000
 _READ_ONLY: Final = "it is a standby, or default_transaction_read_only is set. Name the primary, or all hosts"
 _LOCK: Final = 0x6C657661
 """The first half of the number of the advisory lock for making tables; the other half is made from their name."""
+LOCKED_WITHIN: Final = "30s"
+"""How long to wait while another process changes the archive of a shard."""
 
 RIGHTS: Final = {
     "": ("SELECT", "INSERT", "DELETE"),
@@ -282,6 +285,22 @@ def _lock(session: Session, address: PostgresAddress) -> None:
     """Have others wait who open or grow a log of this name, until the end of the transaction."""
     key = zlib.crc32(address.table.encode()) - (1 << 31)
     session.execute("SELECT pg_advisory_xact_lock(%s::integer, %s::integer)", (_LOCK, key))
+
+
+def lock_shard(session: Session, address: PostgresAddress, shard: int) -> None:
+    """Have others wait who change the archive of a shard, until the end of the transaction; `JournalLocked` if one takes half a minute."""
+    key = zlib.crc32(f"{address.table} {shard}".encode()) - (1 << 31)
+    try:
+        # The archive may be slow, and nothing is sent to the server meanwhile.
+        session.execute("SET LOCAL idle_in_transaction_session_timeout = 0")
+        session.execute(f"SET LOCAL lock_timeout = '{LOCKED_WITHIN}'".encode())
+        session.execute("SELECT pg_advisory_xact_lock(%s::integer, %s::integer)", (_LOCK + 1, key))
+    except psycopg.errors.LockNotAvailable:
+        raise JournalLocked(
+            f"another process changes the archive of shard {shard}: try again later", path=address.shown
+        ) from None
+    except psycopg.Error as error:
+        raise refusal(error.sqlstate or "", str(error), address) from None
 
 
 def _one(session: Session, text: str, *values: object) -> Any:

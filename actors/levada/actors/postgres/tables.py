@@ -246,7 +246,8 @@ class LogTables:
     def _to_go(self) -> str:
         """Return the beginning of a statement, with the rows that may be trimmed as ``to_go``.
 
-        Its parameters: $1 the shard, $2 the time, in seconds, before which rows are old, $3 the answers that stay, $4 the layout of snapshots.
+        Its parameters: $1 the shard, $2 the time, in seconds, before which rows are old, $3 the answers that stay, $4 the layout of snapshots, $5 the
+        offset from which on rows stay.
         """
         return (
             "WITH old AS (SELECT coalesce(("
@@ -258,9 +259,13 @@ class LogTables:
             "max(_offset) FILTER (WHERE kind IN ('$snapshot', '$erased')) OVER (PARTITION BY entity) AS start, "
             "max(_offset) FILTER (WHERE kind = '$erased' OR kind = '$snapshot' AND (entity = '' OR $4::integer IS NULL OR _version = $4::integer)) "
             f"OVER (PARTITION BY entity) AS fitting FROM {self.name()} WHERE _shard = $1::integer), "
-            "to_go AS (SELECT _offset, place_on_disk FROM ranked WHERE _offset < start AND fitting = start AND _offset < (SELECT stop FROM old) "
-            "AND (NOT answers OR place > $3::integer)) "
+            "to_go AS (SELECT _offset, place_on_disk FROM ranked WHERE _offset < start AND fitting = start "
+            "AND _offset < least($5::bigint, (SELECT stop FROM old)) AND (NOT answers OR place > $3::integer)) "
         )
+
+    def last_to_go(self) -> str:
+        """Return the statement for the offset of the last row that may be trimmed, or null; parameters as `_to_go`."""
+        return f"{self._to_go()}SELECT max(_offset) FROM to_go"
 
     def mark(self) -> str:
         """Return the statement that notes how far rows are about to be trimmed; parameters as `_to_go`. Its result is empty if none are."""
@@ -270,12 +275,12 @@ class LogTables:
         )
 
     def trim(self) -> str:
-        """Return the statement that deletes some of the rows that may be trimmed: at most $5; other parameters as `_to_go`."""
+        """Return the statement that deletes some of the rows that may be trimmed: at most $6; other parameters as `_to_go`."""
         return (
             # Not by their offsets: the server would look each of them up, in no order.
             f"{self._to_go()}DELETE FROM {self.name()} WHERE ctid = ANY (ARRAY"
             f"(SELECT place_on_disk FROM to_go WHERE _offset < (SELECT trimmed FROM {self.name('_trims')} WHERE shard = $1::integer) "
-            "ORDER BY _offset LIMIT $5::bigint))"
+            "ORDER BY _offset LIMIT $6::bigint))"
         )
 
     def note_first(self) -> str:

@@ -8,8 +8,10 @@ from collections.abc import Sequence
 from typing import Any
 
 from levada.actors.durable.rows import ERASED, SNAPSHOT
-from levada.actors.journal import Appended, Extent, GetExtent, Trimmed, TrimRows
+from levada.actors.journal import Appended, EraseEntity, Extent, GetExtent, JournalError, Trimmed, TrimRows
+from levada.actors.journal.archive import Archive
 from levada.framework import Ref
+from levada.framework.platform import PLATFORM
 
 from ._log_checks import COLUMNS, Row, append, ask, entity, numbered, row
 from ._promises import Maker, promise
@@ -93,6 +95,39 @@ async def trimmed_rows_are_behind_snapshots_and_have_no_newest_answer(make: Make
             newest = rows[max(mine)]["_snapshot"] or 0
             since = {offset: each for offset, each in enumerate(rows) if each["entity"] == name and offset >= newest}
             assert await entity(made.ref, name, since="_snapshot") == since
+
+
+@promise
+async def rows_are_in_the_archive_before_they_go(make: Maker) -> None:
+    """A log without archives refuses. An erased entity is in neither."""
+    async with make(COLUMNS, 2) as made:
+        if not made.trimmed:
+            return
+        rows = _log()
+        await append(made.ref, rows, 0)
+        files = PLATFORM.get().files
+        with files.temporary_folder() as path:
+            folder = str(path)
+            try:
+                done = await ask(made.ref, TrimRows(0, _at(300).timestamp(), 5, _LAYOUT, folder))
+            except JournalError:
+                assert await numbered(made.ref) == dict(enumerate(rows))
+                return
+            archive = Archive.at(folder, files)
+
+            def archived() -> dict[int, Row]:
+                pages = archive.rows(0, 0, 300, COLUMNS)
+                return {offset: each for first, page in pages for offset, each in enumerate(page.to_pylist(), first)}
+
+            left = await numbered(made.ref)
+            assert done.rows == len(rows) - len(left) > 0
+            assert archived() == {offset: each for offset, each in enumerate(rows[:300]) if each["entity"]}
+            assert left.keys() >= {*range(300, 400)}
+            await ask(made.ref, EraseEntity("anna", 0, archive=folder))
+            assert archived() == {
+                offset: each for offset, each in enumerate(rows[:300]) if each["entity"] not in ("", "anna")
+            }
+            assert "anna" not in {each["entity"] for each in (await numbered(made.ref)).values()}
 
 
 @promise

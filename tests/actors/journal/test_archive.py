@@ -1,0 +1,284 @@
+"""The archive of a log: rows are in it before they leave the log, whatever happens in between, and the two read as one table."""
+
+from __future__ import annotations
+
+import errno
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+
+import pyarrow as pa
+import pyarrow.dataset
+import pyarrow.fs
+import pyarrow.parquet
+from tests.pace import every
+from tests.surroundings import surrounded
+
+from levada.actors.durable import log_config
+from levada.actors.durable.rows import BOOKKEEPING
+from levada.actors.journal import EraseEntity, JournalError, JournalFull, OffsetGone, Store, TrimRows
+from levada.actors.journal import archive as archiving
+from levada.actors.journal.archive import Archive, RemoteFiles, rows_to_go
+from levada.actors.journal.places import archive_place
+from levada.framework.errors import ConfigurationError
+from levada.framework.platform import PLATFORM
+from levada.framework.testing.simulation import CHANGES, Call, Crashed, Fault, SimulatedDisk, SimulatedFiles
+
+COLUMNS = pa.schema(
+    [*BOOKKEEPING, pa.field("amount", pa.int64()), pa.field("tags", pa.list_(pa.field("element", pa.string())))]
+)
+ROWS = 60
+Row = dict[str, Any]
+
+
+def rows_from(first: int, count: int) -> list[Row]:
+    """Rows of three entities and of the shard; now and then each has a snapshot, but carl. Their times are their offsets, in seconds."""
+    found = []
+    for offset in range(first, first + count):
+        entity = ("anna", "bert", "carl", "")[offset % 4]
+        is_snapshot = entity != "carl" and offset % 20 >= 16
+        found.append(
+            {"entity": entity, "sequence": offset, "time": offset * 1_000_000, "kind": "$snapshot" if is_snapshot else "test.put"}
+            | {"_version": 1, "amount": offset, "tags": [f"tag {offset}"]}
+        )  # fmt: skip
+    return found
+
+
+def append(store: Store, rows: list[Row], columns: pa.Schema = COLUMNS) -> None:
+    for start in range(0, len(rows), 10):
+        store.append([(0, pa.RecordBatch.from_pylist(rows[start : start + 10], columns))])
+
+
+def trim(store: Store, archive: str, older: float = 1e6) -> int:
+    m = TrimRows(0, older, archive=archive)
+    return sum(store.trim(0, rows_to_go(store, m, PLATFORM.get().files)))
+
+
+def erase(store: Store, archive: str, entity: str) -> None:
+    archived(archive).erase(0, EraseEntity(entity, partition=0))
+    for _ in store.erase(entity, partition=0):
+        pass
+
+
+def archived(place: str) -> Archive:
+    return Archive.at(place, PLATFORM.get().files)
+
+
+def amounts(batches: Any) -> list[tuple[int, int]]:
+    return [
+        (first + place, row["amount"])
+        for first, batch in batches
+        for place, row in enumerate(batch.to_pylist())
+        if row["entity"]
+    ]
+
+
+def one_table(store: Store, archive: str) -> list[tuple[int, int]]:
+    """The offset and the amount of each row of an entity, as a reader of both finds them."""
+    whole = store.extent().whole[0]
+    return amounts(archived(archive).rows(0, 0, whole, store.schema)) + amounts(store.batches(0, whole))
+
+
+ALL = [(row["sequence"], row["amount"]) for row in rows_from(0, ROWS) if row["entity"]]
+
+
+def test_what_leaves_the_log_is_in_plain_files(tmp_path: Path) -> None:
+    place = str(tmp_path / "archive")
+    with Store.open(tmp_path / "log", COLUMNS, log_config(1)) as store:
+        append(store, rows_from(0, ROWS))
+        assert trim(store, place, older=0.0) == 0
+        assert not (tmp_path / "archive").exists()
+        before = {offset for offset, _ in ALL}
+        assert trim(store, place, older=38.0) > 0
+        left = {offset for offset, _ in amounts(store.batches(0, 0))}
+        table = pyarrow.dataset.dataset(place).to_table()
+        assert before - left <= set(table.column("_offset").to_pylist()) == {offset for offset in before if offset < 38}
+        assert table.column("entity").to_pylist() == sorted(table.column("entity").to_pylist())
+        assert set(table.column("_shard").to_pylist()) == {0}
+        assert one_table(store, place) == ALL
+        append(store, rows_from(ROWS, 30))
+        assert trim(store, place) > 0
+        names = [path.name for path in sorted((tmp_path / "archive" / "shard-0").iterdir())]
+        assert names == [f"{0:020}-{38:020}.parquet", f"{38:020}-{90:020}.parquet"]
+        assert [each for each, _ in one_table(store, place)] == [each for each in range(90) if each % 4 != 3]
+
+
+def test_files_and_pieces_are_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(archiving, "FILE_BYTES", 1000)
+    monkeypatch.setattr(archiving, "PIECE_BYTES", 500)
+    monkeypatch.setattr("levada.actors.journal.still.PAGE_ROWS", 10)
+    place = str(tmp_path / "archive")
+    with Store.open(tmp_path / "log", COLUMNS, log_config(1)) as store:
+        append(store, rows_from(0, ROWS))
+        trim(store, place)
+        files = archived(place).files(0)
+        assert [(file.start, file.end) for file in files] == [(0, 20), (20, 40), (40, 60)]
+        runs = [batch.num_rows for _, batch in archived(place).rows(0, 5, 58, store.schema)]
+        assert 1 <= max(runs) <= 3
+        assert amounts(archived(place).rows(0, 5, 58, store.schema)) == [each for each in ALL if 5 <= each[0] < 58]
+
+
+def test_rows_with_fewer_columns_are_read_in_those_of_today(tmp_path: Path) -> None:
+    place = str(tmp_path / "archive")
+    with Store.open(tmp_path / "log", COLUMNS, log_config(1)) as store:
+        append(store, rows_from(0, ROWS))
+        trim(store, place)
+    grown = COLUMNS.append(pa.field("note", pa.string()))
+    with Store.open(tmp_path / "log", grown, log_config(1)) as store:
+        append(store, [row | {"note": "new"} for row in rows_from(ROWS, 40)], grown)
+        trim(store, place)
+        found = [
+            row["note"]
+            for _, batch in archived(place).rows(0, 0, store.extent().trimmed[0], grown)
+            for row in batch.to_pylist()
+        ]
+        assert {*found[: len(ALL)]} == {None}
+        assert {*found[len(ALL) :]} == {"new"}
+        assert len(one_table(store, place)) == 75
+
+
+def test_the_archive_of_another_log_is_refused(tmp_path: Path) -> None:
+    place = str(tmp_path / "archive")
+    with Store.open(tmp_path / "log", COLUMNS, log_config(1)) as store:
+        append(store, rows_from(0, ROWS))
+        trim(store, place)
+    with Store.open(tmp_path / "short", COLUMNS, log_config(1)) as store:
+        append(store, rows_from(0, 50))
+        with pytest.raises(JournalError, match="row 58 of shard 0 is another one in the log, or missing"):
+            trim(store, place)
+        assert not store.extent().trimmed
+    with Store.open(tmp_path / "other", COLUMNS, log_config(1)) as store:
+        append(store, [row | {"sequence": row["sequence"] + 1} for row in rows_from(0, ROWS)])
+        with pytest.raises(JournalError, match="the archive of another log"):
+            trim(store, place)
+
+
+def test_rows_that_were_trimmed_without_the_archive_are_named(tmp_path: Path) -> None:
+    place = str(tmp_path / "archive")
+    with Store.open(tmp_path / "log", COLUMNS, log_config(1)) as store:
+        append(store, rows_from(0, ROWS))
+        assert trim(store, "") > 0
+        gone = store.extent().trimmed[0]
+        append(store, rows_from(ROWS, 40))
+        trim(store, place)
+        assert archived(place).first(0, store.extent().trimmed[0]) == gone
+        assert archived(place).first(0, gone) == gone
+        with pytest.raises(OffsetGone, match="row 0 of shard 0 is neither in the log nor in its archive"):
+            one_table(store, place)
+
+
+def test_an_erased_entity_is_in_no_file(tmp_path: Path) -> None:
+    place = str(tmp_path / "archive")
+    with Store.open(tmp_path / "log", COLUMNS, log_config(1)) as store:
+        append(store, rows_from(0, ROWS))
+        trim(store, place, 30.0)
+        trim(store, place)
+        archived(place).erase(0, EraseEntity("anna", partition=0, before=20))
+        assert [offset for offset, _ in one_table(store, place) if offset % 4 == 0] == [*range(20, 60, 4)]
+        erase(store, place, "anna")
+        assert one_table(store, place) == [each for each in ALL if each[0] % 4]
+        assert "anna" not in pyarrow.dataset.dataset(place).to_table().column("entity").to_pylist()
+        for entity in ("bert", "carl"):
+            erase(store, place, entity)
+        assert one_table(store, place) == []
+        assert archived(place).first(0, store.extent().trimmed[0]) == 0
+
+
+def test_another_file_system(tmp_path: Path) -> None:
+    local = pyarrow.fs.SubTreeFileSystem(str(tmp_path), pyarrow.fs.LocalFileSystem())
+    archive = Archive(RemoteFiles(local, "bucket/accounts", "x://bucket/accounts"))
+    assert archive.files(0) == []
+    with Store.open(tmp_path / "log", COLUMNS, log_config(1)) as store:
+        append(store, rows_from(0, ROWS))
+        trim(store, (tmp_path / "bucket" / "accounts").as_uri())  # the same files
+        assert amounts(archive.rows(0, 0, 60, COLUMNS)) == ALL
+        archive.erase(0, EraseEntity("anna", partition=0))
+        assert amounts(archive.rows(0, 0, 60, COLUMNS)) == [each for each in ALL if each[0] % 4]
+    (tmp_path / "bucket" / "accounts" / "shard-0" / f"{0:020}-{60:020}.parquet").write_bytes(b"PAR1")
+    with pytest.raises(JournalError, match="is out of reach"):
+        list(archive.rows(0, 0, 60, COLUMNS))
+    with pytest.raises(JournalError, match="a folder, or a URL that Arrow knows"):
+        archived("nothing://bucket")
+
+
+@pytest.mark.parametrize("place", ["s3://key:secret@bucket/accounts", "", "a\udc80"])
+def test_places_that_are_refused(place: str) -> None:
+    with pytest.raises(ConfigurationError) as caught:
+        archive_place(place)
+    assert "secret" not in str(caught.value)
+
+
+def full(disk: SimulatedDisk) -> Store:
+    """A log with two files in its archive, and more to come."""
+    with surrounded(files=SimulatedFiles(disk)), Store.open("/log", COLUMNS, log_config(1)) as store:
+        append(store, rows_from(0, ROWS))
+        trim(store, "/archive", 20.0)
+        trim(store, "/archive", 40.0)
+    return store
+
+
+def test_a_full_disk_keeps_the_rows_in_the_log() -> None:
+    for kind in ("create", "write", "fdatasync", "rename"):
+        disk = SimulatedDisk()
+        full(disk)
+
+        def happens(call: Call, kind: str = kind) -> Fault | None:
+            return Fault(error=errno.ENOSPC) if call.kind == kind and call.path.startswith("/archive") else None
+
+        with (
+            surrounded(files=SimulatedFiles(disk, faults=happens)),
+            Store.open("/log", None, log_config(1)) as store,
+        ):
+            before = store.extent()
+            with pytest.raises(JournalFull, match=r"the disk is full.*make room"):
+                trim(store, "/archive")
+            assert store.extent().trimmed == before.trimmed
+            assert one_table(store, "/archive") == ALL
+        with surrounded(files=SimulatedFiles(disk)), Store.open("/log", None, log_config(1)) as store:
+            assert trim(store, "/archive") > 0
+            assert one_table(store, "/archive") == ALL
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("erases", [False, True])
+def test_a_crash_at_any_call_leaves_each_row_in_the_log_or_in_the_archive(erases: bool) -> None:
+    tried, finished = 1, False
+    while not finished:
+        tried += every(7)
+        disk, calls, opened = SimulatedDisk(), list[Call](), list[Store]()
+        full(disk)
+
+        def happens(
+            call: Call, calls: list[Call] = calls, count: int = tried, opened: list[Store] = opened
+        ) -> Fault | None:
+            if opened and call.kind in CHANGES:
+                calls.append(call)
+            return Fault(crash=True, done=count % 2) if len(calls) == count else None
+
+        with suppress(Crashed), surrounded(files=SimulatedFiles(disk, faults=happens)):
+            store = Store.open("/log", None, log_config(1))
+            opened.append(store)
+            if erases:
+                erase(store, "/archive", "bert")
+            trim(store, "/archive")
+            finished = True
+        disk.power_failure(tried)
+        with surrounded(files=SimulatedFiles(disk)), Store.open("/log", None, log_config(1)) as store:
+            others = [each for each in ALL if each[0] % 4 != 1]
+            found = one_table(store, "/archive")
+            assert [each for each in found if each[0] % 4 != 1] == others
+            assert erases or found == ALL
+            if erases:
+                if amounts(store.batches(0, 0)) and not any(
+                    offset % 4 == 1 for offset, _ in amounts(store.batches(0, 0))
+                ):
+                    assert found == others  # what is gone from the log is gone from both
+                erase(store, "/archive", "bert")
+                found = others
+            trim(store, "/archive")
+            assert one_table(store, "/archive") == found
+    assert tried > 25

@@ -1,0 +1,71 @@
+"""The archive of a log in PostgreSQL: old rows are in it before they are deleted, by its shards or by another program."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("pyarrow")
+pytest.importorskip("psycopg")
+
+import pyarrow as pa
+from tests.actors.durable.accounts import EVENTS, Account, Deposit
+from tests.actors.durable.test_archive import archived, one_table
+from tests.actors.postgres.cluster import Cluster
+from tests.actors.postgres.test_questions import table_of
+
+from levada.actors.durable import Keep, shards, trim_log
+from levada.actors.journal import JournalError, JournalLocked
+from levada.actors.postgres import PostgresStore
+from levada.actors.postgres.copying import locked_postgres
+from levada.framework import ActorSystem
+
+
+async def test_rows_are_archived_before_they_are_deleted(url: str, server: Cluster, tmp_path: Path) -> None:
+    place = tmp_path / "archive"
+    options: dict[str, Any] = {
+        "events": EVENTS, "journal": url, "shards": 1, "snapshot_every": 5, "remember": 3, "keep": Keep(1e9, place),
+    }  # fmt: skip
+    async with ActorSystem("test", ask_timeout=60.0) as system:
+        accounts = await shards(system, Account, **options)
+        for number in range(12):
+            for name in ("anna", "bert"):
+                await accounts[name].ask(Deposit(1), command=f"{name} {number}")
+        before = await one_table(accounts, place)
+        (tmp_path / "file").touch()
+        with pytest.raises(JournalError, match="file"):
+            await trim_log(system, url, keep=0, remember=3, archive=tmp_path / "file")
+        assert await trim_log(system, url, keep=3600.0, remember=3, archive=place) == 0
+        assert not place.exists()
+        assert await trim_log(system, url, keep=0, remember=3, archive=place) == 20
+        assert await trim_log(system, url, keep=0, remember=3, archive=place) == 0
+        assert await one_table(accounts, place) == before
+        for number in range(12, 18):
+            await accounts["anna"].ask(Deposit(1), command=f"anna {number}")
+        assert await trim_log(system, url, keep=0, remember=3, archive=place) > 0
+        assert len(list(place.glob("shard-0/*.parquet"))) == 2
+        events = [row for row in (await one_table(accounts, place)).values() if row[2] == "test.durable.deposited"]
+        assert [sequence for name, sequence, _ in events if name == "anna"] == [*range(1, 19)]
+        await accounts.erase("anna")
+        assert {"bert"} == {name for name, *_ in archived(place).values()}
+    left = server.execute(f"SELECT DISTINCT kind FROM {table_of(url)} WHERE entity = 'anna'")
+    assert left == [("$erased",)]
+
+
+async def test_one_process_at_a_time_changes_the_archive_of_a_shard(
+    url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with ActorSystem("test", ask_timeout=60.0) as system:
+        accounts = await shards(system, Account, events=EVENTS, journal=url, shards=2, snapshot_every=5)
+        for _ in range(7):
+            await accounts["anna"].ask(Deposit(1))
+            await accounts["carl"].ask(Deposit(1))
+        store = PostgresStore.at(url, "")
+        monkeypatch.setattr("levada.actors.postgres.opening.LOCKED_WITHIN", "10ms")
+        with locked_postgres(store.address, 1) as log:
+            assert isinstance(log.columns, pa.Schema)
+            with pytest.raises(JournalLocked, match="another process changes the archive of shard 1"):
+                await trim_log(system, url, keep=0, archive=tmp_path)
+        assert await trim_log(system, url, keep=0, archive=tmp_path) > 0
