@@ -151,3 +151,26 @@ def test_the_command_line_archives(tmp_path: Path, capsys: pytest.CaptureFixture
     assert cli.main([*arguments, str(tmp_path / "archive")]) == 0
     assert capsys.readouterr().out == "4 rows were trimmed\n"
     assert len(archived(tmp_path / "archive")) == 8
+
+
+def test_an_export_has_the_rows_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    log, place = tmp_path / "log", tmp_path / "archive"
+
+    async def fill() -> None:
+        async with accounts_in(log) as accounts:
+            for number in range(14):
+                await accounts["anna"].ask(Deposit(1), command=f"anna {number}")
+        async with ActorSystem("test", **FOREVER) as system:
+            assert await trim_log(system, log, keep=0, remember=3, archive=place) > 0
+
+    trio.run(fill)
+    arguments = ["journal", "export", str(log), "--events"]
+    assert cli.main([*arguments, str(tmp_path / "left.parquet")]) == 0
+    assert cli.main([*arguments, str(tmp_path / "all.parquet"), "--archive", str(place)]) == 0
+    capsys.readouterr()
+    left, both = (
+        pyarrow.dataset.dataset(tmp_path / name).to_table(["sequence"]).column("sequence").to_pylist()
+        for name in ("left.parquet", "all.parquet")
+    )
+    assert both == [*range(1, 15)]
+    assert 0 < len(left) < 14

@@ -132,6 +132,9 @@ def add_parser(subparsers: Subparsers) -> None:
     export.add_argument("--partition", type=whole(0), metavar="N", help="only this partition (default: all)")
     export.add_argument("--start", type=whole(0), default=0, metavar="OFFSET", help="begin at this offset")
     export.add_argument("--end", type=whole(0), metavar="OFFSET", help="end before this offset")
+    export.add_argument(
+        "--archive", metavar="WHERE", help="also the rows that `trim --archive` has moved there: a folder or a URL"
+    )
     export.add_argument("--events", action="store_true", help="only the events of durable actors, as Spark sees them")
     waits(export)
 
@@ -442,6 +445,7 @@ def _export(args: argparse.Namespace) -> int:
             start=args.start,
             end=args.end,
             events=args.events,
+            archive=args.archive,
             timeout=args.timeout,
             progress=_Progress("rows"),
         )

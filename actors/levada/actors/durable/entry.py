@@ -109,12 +109,19 @@ class Shards(Generic[M]):
     """
 
     def __init__(
-        self, cls: type[Durable[M]], ref: Ref[Any], ways: Sequence[ToShard], journal: Ref[Any] | None = None
+        self,
+        cls: type[Durable[M]],
+        ref: Ref[Any],
+        ways: Sequence[ToShard],
+        journal: Ref[Any] | None = None,
+        archive: str = "",
     ) -> None:
         self.cls = cls
         """The durable class."""
         self.journal = journal
         """The log, which may be in a process of its own. None: `shards_of` found the shards in another process."""
+        self.archive = archive
+        """Where its old rows go (`Keep.archive`); empty: nowhere, or `shards_of` found the shards in another process."""
         self.ref = ref
         """The actor above the shards: stop it to end all entities. On a node it only follows where they are."""
         self._ways = ways
@@ -423,7 +430,7 @@ async def _start(
     except BaseException:
         ref.kill()
         raise
-    return Shards(cls, ref, started, log_ref)
+    return Shards(cls, ref, started, log_ref, terms.archive)
 
 
 async def _join(system: ActorSystem, cls: type[Durable[M]], name: str, fleet: Nodes, opening: OpenShards) -> Shards[M]:
@@ -436,7 +443,7 @@ async def _join(system: ActorSystem, cls: type[Durable[M]], name: str, fleet: No
         found = known.shards
         if found is None or not found.ref.is_alive or found.cls is not cls:
             found = await _follow(system, cls, root)
-            found.journal = journal
+            found.journal, found.archive = journal, opening.terms.archive
             if fleet.is_driver:
                 found.ref = root
             known.shards = found

@@ -18,14 +18,16 @@ import pyarrow.csv
 import pyarrow.parquet
 
 from levada.framework.errors import ConfigurationError
-from levada.framework.files import Files, folder_path
+from levada.framework.files import Files, StrPath, folder_path
 from levada.framework.platform import PLATFORM
 from levada.framework.text import finite
 
+from .archive import Archive
 from .blocks import write_all
 from .copying import Progress, refusals, synced_file
 from .inspection import Inspection, journal_path, journals_in
 from .log_events import event_columns, events_of
+from .places import archive_place
 from .schema import offsets
 from .still import still_journal
 
@@ -68,6 +70,7 @@ def export(
     start: int = 0,
     end: int | None = None,
     events: bool = False,
+    archive: StrPath | None = None,
     timeout: float = 30.0,
     progress: Progress | None = None,
 ) -> Exported:
@@ -88,6 +91,7 @@ def export(
         start: offset of the first row, in each partition.
         end: offset behind the last row; None: all.
         events: write only the events of a log of durable actors, without the columns that only levada needs.
+        archive: where the trimmed rows of the log are, see `levada.actors.durable.Keep`: they are written too. None: there is no archive.
         timeout: seconds to wait for a process that has the journal open.
         progress: called with the rows that were read, and with all rows of the range.
 
@@ -98,6 +102,7 @@ def export(
         ConfigurationError: there is no journal in `source`, or there are several; `target` is there; `format` is unknown or cannot hold a column;
             there are no such rows; or with `events`, the journal is no log of durable actors.
         JournalLocked, JournalDamaged, JournalFull, JournalUnwritable, OSError: as `backup`.
+        JournalError: the archive is out of reach.
 
     If this raises, there is nothing at `target`.
     """
@@ -119,10 +124,11 @@ def export(
         stops = {n: found.partitions[n].end if end is None else min(end, found.partitions[n].end) for n in numbers}
         columns = event_columns(found.schema) if events else found.schema
         table = _Table(columns)
-        whole = sum(max(0, stop - max(start, _first(found, n))) for n, stop in stops.items())
+        archived = None if archive is None else Archive.at(archive_place(archive), platform.files)
+        whole = sum(max(0, stop - max(start, 0 if archived else _first(found, n))) for n, stop in stops.items())
         with _written(platform.files, path) as out, _encoded(out, table.schema, kind, path) as write:
             rows = read = 0
-            for number, first, batch in _rows(found, stops, start):
+            for number, first, batch in _rows(found, stops, start, archived):
                 read += batch.num_rows
                 for part in table.add(number, first, batch, events=events):
                     rows += part.num_rows
@@ -154,12 +160,26 @@ def _first(found: Inspection, number: int) -> int:
     return partition.first if partition.segments else 0
 
 
-def _rows(found: Inspection, stops: Mapping[int, int], start: int) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+def _rows(
+    found: Inspection, stops: Mapping[int, int], start: int, archive: Archive | None
+) -> Iterator[tuple[int, int, pa.RecordBatch]]:
     for number, stop in stops.items():
-        for first, batch in found.batches(number, start):
-            if first >= stop:
-                break
-            yield number, first, batch.slice(0, stop - first)
+        begin = end = start
+        if archive is not None:
+            end = max(start, min(stop, found.ledger.trimmed.get(number, 0)))
+            begin = max(start, archive.first(number, end))
+        yield from _hot_rows(found, number, start, begin)
+        if archive is not None:
+            for first, batch in archive.rows(number, begin, end, found.schema):
+                yield number, first, batch
+        yield from _hot_rows(found, number, end, stop)
+
+
+def _hot_rows(found: Inspection, number: int, start: int, stop: int) -> Iterator[tuple[int, int, pa.RecordBatch]]:
+    for first, batch in found.batches(number, start):
+        if first >= stop:
+            break
+        yield number, first, batch.slice(0, stop - first)
 
 
 class _Table:

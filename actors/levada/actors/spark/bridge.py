@@ -46,6 +46,7 @@ from levada.actors.journal.config import JournalConfig
 from levada.actors.journal.extent import Appended, Extent
 from levada.actors.journal.ipc import rows_of_stream
 from levada.actors.journal.ledger import Reach
+from levada.actors.journal.places import archive_place
 from levada.actors.journal.questions import (
     Append,
     AwaitRows,
@@ -67,6 +68,7 @@ from levada.actors.metrics.spark import bridge_samples
 from levada.actors.rsocket import Request, RequestInvalid
 from levada.framework import Actor, ActorSystem, Codec, Ref, Sample, Sender, bounded, handles, restart
 from levada.framework.errors import ActorError, ActorStopped, ConfigurationError, LevadaError
+from levada.framework.platform import PLATFORM
 from levada.transports.rsocket import Payload
 
 from .bridge_reading import JournalAway, blocks_of, require_epoch
@@ -98,6 +100,8 @@ from .protocol import (
 
 if TYPE_CHECKING:
     from levada.actors.durable import Shards
+    from levada.actors.journal.archive import Archive
+    from levada.framework.files import StrPath
 
 __all__ = ["Bridge", "Delivery", "Mailbox", "RowKey", "serve_bridge"]
 
@@ -127,6 +131,8 @@ class Mailbox(Generic[M]):
     """The columns that Spark sees, if this is the log of a durable class, which only its entities write."""
     is_away: bool = False
     """Whether the journal is in another process."""
+    archive: Archive | None = None
+    """Where the trimmed rows of the log are."""
 
     @property
     def journal(self) -> Ref[Any] | JournalAway:
@@ -196,6 +202,8 @@ class Bridge(Desk):
         self._mailboxes: dict[str, Mailbox[Any]] = {}
         self._columns: dict[str, tuple[str, bytes]] = {}
         """By mailbox: an opening of its journal, and the columns since then."""
+        self._archived: dict[tuple[str, int], tuple[int, int]] = {}
+        """By log and shard: how far it was trimmed, and where its archive began then."""
         self._missing = {path.name for kind in ("mailboxes", "logs") for path in (directory / kind).glob("*")}
         """Names of mailboxes on disk that are not open yet, and of logs that were open before."""
         self._named = trio.Event()
@@ -265,20 +273,22 @@ class Bridge(Desk):
         self._home.journals.append(ref)
         return self._open(Mailbox(name, ref, known))
 
-    async def log(self, name: str, of: Shards[Any] | Ref[Any]) -> None:
+    async def log(self, name: str, of: Shards[Any] | Ref[Any], *, archive: StrPath | None = None) -> None:
         """Show Spark the events of a durable class, as a mailbox that it cannot write to.
 
         Its columns are ``entity``, ``sequence``, ``command``, ``time``, ``kind`` (the wire name of the event), and the fields of all events. A field
         that an event does not have is null. Rows that are not events, and rows of erased entities, are left out. The rows of an entity come
-        in order, in one partition.
+        in order, in one partition. Rows that were trimmed are read from the archive, if there is one.
 
         Args:
             name: as for `mailbox`.
             of: the result of `levada.actors.durable.shards` in this process; or its journal, which may be in another process (`keeper`), or any
                 `levada.actors.journal.TailedLog`.
+            archive: where rows go that are trimmed, see `levada.actors.durable.Keep`. None: as ``shards(keep=…)`` has it.
 
         Raises:
             ConfigurationError: the name is invalid or taken, or the journal is not the log of a durable class.
+            JournalError: the archive is out of reach.
             ActorStopped, ActorError: the journal is away.
 
         Cancellation:
@@ -297,9 +307,15 @@ class Bridge(Desk):
             raise
         except (TypeError, ActorError):  # blocks of mapped files do not travel, and another store has none
             is_away = True
+        place = archive_place(archive) if archive is not None else "" if isinstance(of, Ref) else of.archive
+        opened = None
+        if place:
+            from levada.actors.journal.archive import Archive  # Arrow's Parquet takes 50 ms
+
+            opened = await trio.to_thread.run_sync(Archive.at, place, PLATFORM.get().files)
         (self.directory / "logs").mkdir(mode=0o700, exist_ok=True)
         (self.directory / "logs" / name).touch()
-        self._open(Mailbox(name, journal, None, columns, is_away))
+        self._open(Mailbox(name, journal, None, columns, is_away, opened))
 
     def _check_name(self, name: str) -> None:
         if not _NAME.fullmatch(name):
@@ -405,6 +421,10 @@ class Bridge(Desk):
         if answer is None:
             raise RequestInvalid(f"no question for a mailbox: {type(question).__name__}")
         mailbox = await self._opened(name, to_write=isinstance(question, DeliverBatch | DiscardBatch))
+        if isinstance(question, MeasureRows) and mailbox.archive is not None:
+            extent = await _describe(mailbox.journal, Describe())
+            if question.start < extent.whole.get(question.partition, 0):
+                return await trio.to_thread.run_sync(_file_end, mailbox.archive, question)
         found = await answer(mailbox.journal, question)
         return await self._description(mailbox, found) if isinstance(found, Extent) else found
 
@@ -416,14 +436,27 @@ class Bridge(Desk):
             if opening != extent.opening:
                 columns = await mailbox.journal.ask(GetSchema(), timeout=None)
                 self._columns[mailbox.name] = extent.opening, columns
-        return Description(extent.epoch, extent.whole, dict(extent.end), columns, extent.opening)
+        first = extent.whole
+        if mailbox.archive is not None:
+            first = await trio.to_thread.run_sync(self._first_archived, mailbox.name, mailbox.archive, first)
+        return Description(extent.epoch, first, dict(extent.end), columns, extent.opening)
+
+    def _first_archived(self, name: str, archive: Archive, whole: Mapping[int, int]) -> dict[int, int]:
+        """Return the offsets from which on log and archive have all rows. The archive is looked at after each trim."""
+        found = {}
+        for shard, end in whole.items():
+            known = self._archived.get((name, shard), (0, 0))
+            if known[0] != end:
+                known = self._archived[name, shard] = end, archive.first(shard, end)
+            found[shard] = known[1]
+        return found
 
     async def _read(self, name: str, request: Request) -> AsyncIterator[Payload]:
         m: ReadBlocks = request.message(ReadBlocks)
         with self._reads.counted(request.connection, 1):
             try:
                 mailbox = await self._opened(name)
-                async with aclosing(blocks_of(name, mailbox.journal, m)) as blocks:
+                async with aclosing(blocks_of(name, mailbox.journal, m, mailbox.archive)) as blocks:
                     async for payload in blocks:
                         yield payload
             except LevadaError as error:
@@ -470,6 +503,12 @@ async def _wait(journal: Any, m: WaitForRows) -> Extent:
 
 async def _measure(journal: Any, m: MeasureRows) -> int:
     return cast("int", await journal.ask(_made(OffsetWithin, m.partition, m.start, m.end, m.max_bytes), timeout=None))
+
+
+def _file_end(archive: Archive, m: MeasureRows) -> int:
+    """Return where a batch from the archive ends: with the file that it begins in, which has 64 MiB of rows at most."""
+    ends = (file.end for file in archive.files(m.partition) if file.end > m.start)
+    return min(m.end, next(ends, m.end))
 
 
 async def _declare(journal: Any, m: Declare) -> dict[int, int]:

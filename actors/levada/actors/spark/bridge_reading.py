@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Iterator
 from contextlib import aclosing
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import attrs
 import pyarrow as pa
@@ -16,10 +16,14 @@ from levada.actors.journal.ledger import Reach
 from levada.actors.journal.questions import GetExtent, GetReach, GetSchema, Read, ReadRows, Rows
 from levada.framework import Asks, Ref
 from levada.framework.errors import ActorError, ActorStopped
+from levada.framework.platform import PLATFORM
 from levada.transports.rsocket import Payload
 
 from .protocol import BlockHead, EpochChanged
 from .protocol import ReadBlocks as Wanted
+
+if TYPE_CHECKING:
+    from levada.actors.journal.archive import Archive
 
 __all__ = ["JournalAway", "blocks_of", "require_epoch"]
 
@@ -51,23 +55,66 @@ class JournalAway:
             raise own or ActorStopped(f"the journal is away: {error}", actor=error.actor) from error
 
 
-async def blocks_of(name: str, journal: Ref[Any] | JournalAway, m: Wanted) -> AsyncGenerator[Payload, None]:
-    """Yield the rows of one partition; `JournalError` or `EpochChanged` if they are not there."""
+async def blocks_of(
+    name: str, journal: Ref[Any] | JournalAway, m: Wanted, archive: Archive | None = None
+) -> AsyncGenerator[Payload, None]:
+    """Yield the rows of one partition; `JournalError` or `EpochChanged` if they are not there.
+
+    Rows that were trimmed, before this or meanwhile, are taken from the archive; see `levada.actors.journal.archive`.
+    """
     extent = await require_epoch(journal, m.epoch)
     await _require_rows(journal, m, extent)
-    _require_whole(extent, m.partition, m.start)
-    found = _away(journal, m) if isinstance(journal, JournalAway) else _here(journal, m)
     start = m.start
-    async with aclosing(found) as blocks:
-        async for head, data in blocks:
-            yield Payload(data, head.encode())
-            start = head.first + head.rows
-    if start < m.end:
-        raise JournalError(f"rows {start} to {m.end} of partition {m.partition} of {name} are not there")
+    while start < m.end:
+        begun, whole, is_archived = start, extent.whole.get(m.partition, 0), False
+        if archive is not None and begun < whole:
+            found, is_archived = _archived(archive, journal, m.partition, begun, min(m.end, whole)), True
+        else:
+            _require_whole(extent, m.partition, begun)
+            found = _away(journal, m, begun) if isinstance(journal, JournalAway) else _here(journal, m, begun)
+        try:
+            async with aclosing(found) as blocks:
+                async for head, data in blocks:
+                    yield Payload(data, head.encode())
+                    start = head.first + head.rows
+        except JournalError:  # of a journal in another process, `OffsetGone` is no more than that
+            extent = await journal.ask(GetExtent(), timeout=None)
+            if archive is None or is_archived or start >= extent.whole[m.partition]:
+                raise
+        else:
+            if start == begun:
+                raise JournalError(f"rows {begun} to {m.end} of partition {m.partition} of {name} are not there")
 
 
-async def _here(journal: Ref[Any], m: Wanted) -> AsyncGenerator[tuple[BlockHead, bytes], None]:
-    start, schema = m.start, None
+async def _archived(
+    archive: Archive, journal: Ref[Any] | JournalAway, partition: int, start: int, end: int
+) -> AsyncGenerator[tuple[BlockHead, bytes], None]:
+    columns, platform = await journal.ask(GetSchema(), timeout=None), PLATFORM.get()
+    rows = archive.rows(partition, start, end, pa.ipc.read_schema(pa.py_buffer(columns)))
+    while start < end:
+        found = await platform.run_in_thread(_some, rows)
+        for first, batch in found or [(end, None)]:
+            if first > start:  # these were erased, or are the shard's own
+                yield BlockHead(start, first - start, 0, columns), b""
+                start, columns = first, b""
+            if batch is not None:
+                yield BlockHead(first, batch.num_rows, 0, columns), batch.serialize().to_pybytes()
+                start, columns = first + batch.num_rows, b""
+
+
+def _some(rows: Iterator[tuple[int, pa.RecordBatch]]) -> list[tuple[int, pa.RecordBatch]]:
+    """Take rows together, because each call of a thread costs 50 µs, and gaps may be many."""
+    found, size = list[tuple[int, pa.RecordBatch]](), 0
+    for first, batch in rows:
+        found.append((first, batch))
+        size += batch.nbytes
+        if size >= READ_BYTES:
+            break
+    return found
+
+
+async def _here(journal: Ref[Any], m: Wanted, start: int) -> AsyncGenerator[tuple[BlockHead, bytes], None]:
+    schema = None
     while start < m.end:
         blocks: list[Block] = await journal.ask(Read(m.partition, start, m.end, READ_BYTES), timeout=None)
         if not blocks:
@@ -80,8 +127,8 @@ async def _here(journal: Ref[Any], m: Wanted) -> AsyncGenerator[tuple[BlockHead,
             schema, start = block.schema, block.end
 
 
-async def _away(journal: JournalAway, m: Wanted) -> AsyncGenerator[tuple[BlockHead, bytes], None]:
-    start, columns = m.start, await journal.ask(GetSchema())
+async def _away(journal: JournalAway, m: Wanted, start: int) -> AsyncGenerator[tuple[BlockHead, bytes], None]:
+    columns = await journal.ask(GetSchema())
     while start < m.end:
         rows: Rows = await journal.ask(ReadRows(m.partition, start, m.end, READ_BYTES))
         first = rows.first if rows.count else m.end
