@@ -8,10 +8,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import attrs
+from tests.simnet import SimNet
 
 from levada.transports import carriers
 from levada.transports.carriers import Carrier
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import QuicConfig, QuicConnection, QuicListener, dial, listen
 
 __all__ = ["SimConfig"]

@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 import attrs
 import pytest
 import trio
+from tests.simnet import SimNet
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors import aqueduct, lumberjack, maop, rsocket
@@ -23,7 +24,6 @@ from levada.framework import ActorSystem, Identity, Lost, Normal
 from levada.framework.errors import ConfigurationError, ConnectionLost
 from levada.transports import carriers
 from levada.transports.carriers import MemoryConfig, MessageStream, dial, listen
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import QuicConfig
 from levada.transports.quic import dial as dial_quic
 from levada.transports.quic import listen as listen_quic

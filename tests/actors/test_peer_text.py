@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from tests.simnet import SimNet
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 import levada.actors
@@ -28,7 +29,6 @@ from levada.framework.errors import ConnectionLost, DecodeError, LevadaError, Re
 from levada.transports import carriers
 from levada.transports.carriers import CloseReason, MemoryConfig
 from levada.transports.carriers.memory import memory_streams
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.carriers.websocket import open_over
 from levada.transports.maop import Version
 from levada.transports.maop.authentication import Authentication, Result

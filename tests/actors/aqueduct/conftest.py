@@ -11,6 +11,7 @@ import attrs
 import pytest
 import trio
 from tests.actors.carried import CARRIERS, cut, settings
+from tests.simnet import SimNet
 
 from levada.actors.aqueduct import Listener, Peer, PeerConfig, connect, serve
 from levada.actors.aqueduct.connection import AqueductDriver
@@ -30,7 +31,6 @@ from levada.framework import (
     handles,
     message,
 )
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import QuicConfig, dial, listen
 
 

@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from tests.simnet import SimNet
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.aqueduct import AqueductConfig, Listener, PeerConfig, connect, serve
@@ -35,7 +36,6 @@ from levada.framework.errors import ChannelConnectionLost, ConnectionLost, NameU
 from levada.framework.testing import Probe
 from levada.transports.aqueduct import AqueductCore, CloseCode, Mode, OpenStream, SenderHalf, StreamData
 from levada.transports.carriers import Connection, MemoryConfig, Stream, dial
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import ClientSessions, QuicConfig, TicketStore
 from levada.transports.quic import dial as dial_quic
 from levada.transports.quic import listen as listen_quic

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import trio
 from tests.actors import carried
+from tests.simnet import SimNet
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.aqueduct.streams import AT_ONCE
@@ -18,7 +19,6 @@ from levada.framework.errors import ChannelConnectionLost
 from levada.transports.aqueduct import AqueductConfig
 from levada.transports.aqueduct.frames import VERSION, ConnectionControl
 from levada.transports.carriers import MemoryConfig, dial
-from levada.transports.carriers.simnet import SimNet
 
 from .conftest import Parcel, Start, settled
 

@@ -10,13 +10,13 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from tests.simnet import SimNet
 from trio.testing import MockClock
 
 from levada.actors.aqueduct import Listener, Peer, PeerConfig, connect
 from levada.actors.aqueduct.entry import connect_over, serve_over
 from levada.framework import ActorSystem, channel
 from levada.framework.errors import ChannelConnectionLost, ConfigurationError, ConnectionLost
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import ClientSessions, QuicConfig, TicketStore, dial, listen
 
 from .conftest import Parcel

@@ -9,11 +9,11 @@ import pytest
 import trio
 from hypothesis import settings
 from tests.actors.simulated import SimConfig
+from tests.simnet import SimNet
 from trio.testing import MockClock
 
 from levada.framework import Down, Killed, Lost
 from levada.framework.errors import ActorStopped, ConnectionLost
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import QuicConfig
 
 from .conftest import Do, Trapper, settled

@@ -12,13 +12,13 @@ from typing import Any
 
 import pytest
 import trio
+from tests.simnet import SimNet
 from trio.testing import MockClock
 
 from levada.actors.aqueduct import PeerConfig, connect, serve
 from levada.actors.aqueduct.entry import connect_over, serve_over
 from levada.framework import ActorSystem, channel
 from levada.framework.errors import LevadaError
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import QuicConfig, dial, listen
 
 from .conftest import Clerk, Do, Ends, Keeper, Note, Parcel

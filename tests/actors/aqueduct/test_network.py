@@ -7,12 +7,12 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from tests.simnet import SimNet
 from trio.testing import MockClock
 
 from levada.actors.aqueduct import AqueductConfig, PeerConfig, connect, serve
 from levada.framework import ActorSystem, TerminalState, channel, oneshot
 from levada.framework.errors import ChannelConnectionLost, ConnectionLost
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import QuicConfig
 
 from .conftest import Parcel, Start, settled

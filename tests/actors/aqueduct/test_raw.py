@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.simnet import SimNet
 from trio.testing import MockClock
 
 from levada.actors.aqueduct import AqueductConfig, PeerConfig, RawMessage, connect, serve
@@ -24,7 +25,6 @@ from levada.framework import (
     oneshot,
 )
 from levada.framework.errors import ChannelCancelled
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import QuicConfig, dial, listen
 
 from .conftest import Keeper, Parcel, Start

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import trio
+from tests.simnet import SimNet
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.aqueduct import AqueductConfig, connect
@@ -30,7 +31,6 @@ from levada.framework.errors import (
     AskTimeout,
     RemoteFailure,
 )
-from levada.transports.carriers.simnet import SimNet
 
 from .conftest import Clerk, Do, Note, Private, Start, Trapper, settled
 

@@ -14,13 +14,13 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from tests.simnet import SimNet
 from trio.testing import MockClock
 
 from levada.actors.aqueduct import AqueductConfig, Listener, PeerConfig, connect, serve
 from levada.actors.aqueduct.entry import connect_over, serve_over
 from levada.framework import ActorSystem, Receiver
 from levada.transports.carriers import MemoryConfig
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import QuicConfig, dial, listen
 
 from .conftest import Ends, Keeper, Start, settled

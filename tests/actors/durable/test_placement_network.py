@@ -15,13 +15,13 @@ from tests.actors.durable.memory_journal import MemoryJournal, Row
 from tests.actors.durable.purses import Clerk, Errand, Paid, Pay, Purse, Total, app
 from tests.actors.nodes.network import DRIVER, nodes_on_network
 from tests.seeds import seeds
+from tests.simnet import SimNet
 
 from levada.actors.durable import placement, shards
 from levada.actors.durable.rows import OWNED, ShardLog
 from levada.actors.nodes import NodeLost
 from levada.framework import ActorSystem
 from levada.framework.errors import LevadaError
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import QuicConfig
 
 SHARDS = 4

@@ -13,13 +13,13 @@ import attrs
 import pytest
 import trio
 from tests.actors.carried import CARRIERS, settings
+from tests.simnet import SimNet
 
 from levada.actors.authenticators import BearerTokens
 from levada.actors.maop import Call, Listener, Peer, PeerConfig, connect, serve
 from levada.actors.maop.connection import MaopDriver
 from levada.actors.maop.entry import connect_over, serve_over
 from levada.framework import ActorSystem, Identity, message
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import QuicConfig, dial, listen
 
 CLIENT = Identity("client-1")

@@ -11,13 +11,13 @@ from typing import Any
 
 import pytest
 import trio
+from tests.simnet import SimNet
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.maop import Call, Handler, HandlerSpec, MaopError, TestPlan, connect, serve
 from levada.actors.maop.entry import connect_over, serve_over
 from levada.framework import ActorSystem
 from levada.framework.errors import LevadaError
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import QuicConfig, dial, listen
 
 from .conftest import TOKENS, Ends, echo, settled

@@ -15,6 +15,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from tests.simnet import SimNet
 from trio.testing import MockClock
 
 from levada.actors.authentication import Credentials, Refused
@@ -39,7 +40,6 @@ from levada.actors.maop.entry import connect_over, serve_over
 from levada.framework import ActorSystem, Identity
 from levada.framework.errors import ConfigurationError, ConnectionLost
 from levada.transports.carriers import MemoryConfig
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import QuicConfig, dial, listen
 
 from .conftest import NOTHING, TOKENS, Start, echo, nothing, settled

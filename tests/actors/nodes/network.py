@@ -13,6 +13,7 @@ from typing import Any
 
 import trio
 from tests.actors.simulated import SimConfig
+from tests.simnet import SimNet
 
 from levada.actors.authentication import Credentials
 from levada.actors.nodes import NodeLost, Nodes, NodeSettings, Run
@@ -24,7 +25,6 @@ from levada.actors.nodes.nodes import OwnLinks
 from levada.framework import ActorSystem, Identity, restart
 from levada.framework.errors import ConnectionLost
 from levada.transports import carriers
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import QuicConfig
 
 __all__ = ["DRIVER", "SILENCE", "Hosts", "Task", "nodes_on_network"]

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 import trio
+from tests.simnet import SimNet
 from trio.testing import MockClock
 
 from levada.actors.nodes import MemberState, NodeDown, NodeLost, nodes_of
 from levada.actors.nodes.heartbeat import LAST, MARGIN
 from levada.framework import ActorSystem, Failed, Lost, restart
 from levada.framework.errors import ActorError, AskTimeout
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import QuicConfig
 
 from . import sharing_app

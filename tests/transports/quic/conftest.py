@@ -16,9 +16,9 @@ import trio
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519
+from tests.simnet import SimNet
 from trio._core import _run as trio_run
 
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import DatagramPort, QuicConfig, QuicConnection, QuicListener, dial, listen
 
 

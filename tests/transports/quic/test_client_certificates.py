@@ -20,12 +20,12 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
+from tests.simnet import SimNet
 from trio.testing import MockClock
 
 from levada.framework.errors import ConfigurationError, ConnectionLost
 from levada.transports.carriers import CarrierInfo, TlsConfig
 from levada.transports.carriers import tls as tls_carrier
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import ClientSessions, QuicConfig
 
 Key = ec.EllipticCurvePrivateKey | rsa.RSAPrivateKey | ed25519.Ed25519PrivateKey

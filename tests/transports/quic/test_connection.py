@@ -12,6 +12,7 @@ import trio
 from aioquic.quic.packet import QuicPreferredAddress, push_quic_transport_parameters
 from aioquic.tls import Epoch
 from cryptography.hazmat.primitives import serialization
+from tests.simnet import SimNet, SimPacket
 from trio.testing import MockClock
 
 from levada.framework.errors import (
@@ -23,7 +24,6 @@ from levada.framework.errors import (
     LocalProtocolError,
 )
 from levada.transports.carriers.contracts import CloseReason
-from levada.transports.carriers.simnet import SimNet, SimPacket
 from levada.transports.quic import QuicConfig, QuicConnection, QuicListener, QuicStream, dial, listen
 from levada.transports.quic.tokens import reset_token
 

@@ -9,10 +9,10 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from tests.simnet import SimNet
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.transports.carriers.contracts import ByteStream, Connection, Incoming, Listener, MessageStream, Stream
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import QuicConnection, dial, listen
 from levada.transports.testing import CarrierCheck, CarrierTraits, carrier_checks
 

@@ -12,9 +12,9 @@ from aioquic._buffer import Buffer
 from aioquic.quic.packet import QuicPacketType
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.tls import Epoch
+from tests.simnet import SimNet
 from trio.testing import MockClock
 
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic.ranges import MAX_GAPS, MAX_RANGES
 
 ROOM = 1_150  # octets of frames in a packet

@@ -9,10 +9,10 @@ from typing import Any
 import pytest
 import trio
 from aioquic.quic.connection import QuicConnection as AioquicConnection
+from tests.simnet import SimAddress, SimNet, SimPacket, SimPort
 from trio.testing import MockClock
 
 from levada.framework.errors import ConnectionClosed, ConnectionLost, LocalProtocolError
-from levada.transports.carriers.simnet import SimAddress, SimNet, SimPacket, SimPort
 from levada.transports.quic import QuicConnection, QuicEndpoint, QuicStream, dial
 from levada.transports.quic.engine import Engine
 

@@ -12,10 +12,10 @@ from typing import Any
 import attrs
 import pytest
 import trio
+from tests.simnet import SimNet, SimPacket
 from trio.testing import MockClock
 
 from levada.framework.errors import ConnectionLost
-from levada.transports.carriers.simnet import SimNet, SimPacket
 from levada.transports.quic import ClientSessions, QuicConnection, QuicListener, QuicStream
 
 

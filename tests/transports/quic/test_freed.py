@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 import trio
+from tests.simnet import SimNet
 from trio.testing import MockClock
 
 from levada.framework.errors import CarrierError, ConnectionLost
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import QuicConnection, QuicListener
 
 

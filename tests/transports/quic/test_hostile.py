@@ -15,10 +15,10 @@ from aioquic._buffer import Buffer
 from aioquic.quic.packet import QuicPacketType
 from aioquic.quic.packet_builder import QuicPacketBuilder
 from aioquic.tls import Epoch
+from tests.simnet import SimNet, SimPacket, SimPort
 from trio.testing import MockClock
 
 from levada.framework.errors import CarrierError, ConnectionLost
-from levada.transports.carriers.simnet import SimNet, SimPacket, SimPort
 from levada.transports.quic import QuicConnection, QuicListener, QuicStream
 
 SERVER = ("server", 4433)

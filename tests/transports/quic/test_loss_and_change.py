@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import trio
+from tests.simnet import SimNet, SimPacket
 from trio.testing import MockClock
 
-from levada.transports.carriers.simnet import SimNet, SimPacket
 from levada.transports.quic import ClientSessions, QuicListener, QuicStream, TicketStore
 
 

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import trio
+from tests.simnet import SimNet, SimPacket, TimeStandsStill
 from trio.testing import MockClock
 
-from levada.transports.carriers.simnet import SimNet, SimPacket, TimeStandsStill
 from levada.transports.quic import QuicStream
 
 MEGABYTE = 1 << 20

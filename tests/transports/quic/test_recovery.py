@@ -12,9 +12,9 @@ from aioquic.quic.recovery import QuicPacketSpace
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.seeds import seeds
+from tests.simnet import SimNet, SimPacket
 from trio.testing import MockClock
 
-from levada.transports.carriers.simnet import SimNet, SimPacket
 from levada.transports.quic import QuicStream
 from levada.transports.quic.congestion import Cubic, Reno, make_controller
 from levada.transports.quic.packets import SentPacket

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 import trio
+from tests.simnet import SimNet
 
 from levada.actors.interop.certificates import SelfSigned, make_certificates
 from levada.framework.errors import ConfigurationError, ConnectionLost
-from levada.transports.carriers.simnet import SimNet
 from levada.transports.quic import QuicConfig, QuicConnection, QuicListener, dial, listen
 
 

@@ -20,10 +20,10 @@ from aioquic.quic.stream import QuicStreamReceiver
 from aioquic.tls import CipherSuite
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.simnet import SimNet, SimPacket
 from trio.testing import MockClock
 
 from levada.framework.errors import ConnectionLost, IdleTimeout
-from levada.transports.carriers.simnet import SimNet, SimPacket
 from levada.transports.quic.config import EngineSettings
 from levada.transports.quic.congestion import make_controller
 from levada.transports.quic.engine import Engine

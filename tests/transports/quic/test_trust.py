@@ -13,10 +13,10 @@ from cryptography import x509
 from cryptography.hazmat.primitives import hashes
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
+from tests.simnet import SimNet, SimPacket
 from trio.testing import MockClock
 
 from levada.framework.errors import ConnectionLost
-from levada.transports.carriers.simnet import SimNet, SimPacket
 from levada.transports.quic import ClientSessions, QuicConnection, QuicStream, TicketStore
 from levada.transports.quic.keys import channel_binding
 from levada.transports.quic.tokens import AddressTokens, Proof, reset_token

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from typing import Any
 
 import trio
+from tests.simnet import SimAddress, SimNet, SimPort
 from trio.testing import MockClock
 
-from levada.transports.carriers.simnet import SimAddress, SimNet, SimPort
 from levada.transports.quic import QuicConnection, QuicEndpoint, QuicListener, QuicStream, dial
 
 

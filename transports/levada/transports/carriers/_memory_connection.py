@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import NoReturn, Self
+from typing import NoReturn
 
 import attrs
 import trio
@@ -24,7 +24,7 @@ from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics,
 from levada.transports.carriers.streams import again
 
 
-class MemoryStream:
+class MemoryStream(trio.abc.AsyncResource):
     """One stream of a memory connection; a `Stream`, made by `open_stream` and `accept_stream`.
 
     A call that does not have to wait is not a checkpoint. Every call that waits may be cancelled.
@@ -233,16 +233,8 @@ class MemoryStream:
         ):
             self._connection.forget(self)
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-
-class MemoryConnection:
+class MemoryConnection(trio.abc.AsyncResource):
     """One end of a connection of many streams; a `Connection`, made by `memory_connections`, `dial` and `listen`."""
 
     def __init__(self, link: MemoryLink, *, is_client: bool, name: str) -> None:
@@ -542,9 +534,6 @@ class MemoryConnection:
             unsent=sum(stream.unsent for stream in self._streams.values()),
             datagrams_dropped=self._datagrams_dropped,
         )
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

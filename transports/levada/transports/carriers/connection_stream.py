@@ -9,10 +9,10 @@ The rules of this file:
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import trio
 
@@ -20,7 +20,10 @@ from levada.framework.errors import CarrierError, ConnectionClosed, LocalProtoco
 from levada.transports.carriers.contracts import CarrierInfo, CarrierStatistics, Octets
 from levada.transports.carriers.streams import again
 
-__all__ = ["ConnectionStream", "StreamOwner"]
+if TYPE_CHECKING:
+    from levada.transports.carriers.stream_connection import StreamConnection
+
+__all__ = ["ConnectionStream"]
 
 ABORTED = 0
 """Code of a reset or stop for which the application gave none."""
@@ -28,63 +31,10 @@ _SMALL = 512
 """Pieces of fewer bytes are joined as they arrive: a separate object for two bytes would take sixty."""
 
 
-class StreamOwner(Protocol):
-    """The connection of a `ConnectionStream`."""
-
-    @property
-    def info(self) -> CarrierInfo:
-        """The two ends."""
-        ...
-
-    is_client: bool
-    """Whether this side dialled."""
-
-    @property
-    def closed(self) -> bool:
-        """Whether the connection has ended."""
-        ...
-
-    def error(self) -> CarrierError:
-        """Return the error that every call raises after the end."""
-        ...
-
-    def set_priority(self, stream_id: int, priority: int) -> None:
-        """Change the priority of a stream's data."""
-        ...
-
-    def unsent(self, stream_id: int) -> int:
-        """Return the number of bytes of a stream that are queued and not yet sent."""
-        ...
-
-    def is_full(self, stream_id: int) -> bool:
-        """Whether a sender on this stream has to wait."""
-        ...
-
-    def has_room(self, stream_id: int) -> bool:
-        """Whether a sender that waited may continue."""
-        ...
-
-    def send(self, stream_id: int, data: Octets, fin: bool) -> None:
-        """Queue bytes, and have them sent."""
-        ...
-
-    def reset(self, stream_id: int, code: int) -> None:
-        """Drop a stream's queued data, and tell the peer."""
-        ...
-
-    def stop(self, stream_id: int, code: int) -> None:
-        """Ask the peer to send no more."""
-        ...
-
-    def consumed(self, stream_id: int, size: int) -> None:
-        """Record that received bytes were taken or dropped, and grant the peer as many."""
-        ...
+C = TypeVar("C", bound="StreamConnection[Any]")
 
 
-C = TypeVar("C", bound=StreamOwner)
-
-
-class ConnectionStream(ABC, Generic[C]):
+class ConnectionStream(trio.abc.AsyncResource, Generic[C]):
     """A `levada.transports.carriers.contracts.Stream` of a connection that queues its bytes and bounds the peer's.
 
     `send_all` waits while the connection says that the stream is full. A subclass knows which bytes the peer has acknowledged, and makes the
@@ -408,9 +358,6 @@ class ConnectionStream(ABC, Generic[C]):
             self.reset(ABORTED)
         if self._can_receive:
             self.stop(ABORTED)
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -103,14 +103,28 @@ class CloseReason:
         return f"{who} closed it with code {self.code}{f': {self.text}' if self.text else ''}"
 
 
-@runtime_checkable
-class ByteStream(Protocol):
-    """A reliable, ordered stream of bytes each way: TCP, TLS, Unix socket, memory pipe, one QUIC stream."""
+class _Carrier(Protocol):
+    """What the three shapes have in common. Leaving their block closes them."""
 
     @property
     def info(self) -> CarrierInfo:
-        """Who is at the other end."""
+        """Who is at the other end; for a connection complete after `Connection.handshake`."""
         ...
+
+    def statistics(self) -> CarrierStatistics:
+        """Return the counters as they are now."""
+        ...
+
+    async def __aenter__(self) -> Self: ...
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None, /
+    ) -> None: ...
+
+
+@runtime_checkable
+class ByteStream(_Carrier, Protocol):
+    """A reliable, ordered stream of bytes each way: TCP, TLS, Unix socket, memory pipe, one QUIC stream."""
 
     @property
     def unsent(self) -> int:
@@ -167,25 +181,10 @@ class ByteStream(Protocol):
         """Close at once and drop the queue. The peer sees a loss, if the carrier can express one."""
         ...
 
-    def statistics(self) -> CarrierStatistics:
-        """Return the counters as they are now."""
-        ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
-
 
 @runtime_checkable
-class MessageStream(Protocol):
+class MessageStream(_Carrier, Protocol):
     """A reliable, ordered stream of whole messages each way: WebSocket, or the memory carrier with ``shape="messages"``."""
-
-    @property
-    def info(self) -> CarrierInfo:
-        """Who is at the other end."""
-        ...
 
     @property
     def unsent(self) -> int:
@@ -248,16 +247,6 @@ class MessageStream(Protocol):
     def abort(self) -> None:
         """Close at once and drop the queue."""
         ...
-
-    def statistics(self) -> CarrierStatistics:
-        """Return the counters as they are now."""
-        ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
 
 
 @runtime_checkable
@@ -385,13 +374,8 @@ class Datagram:
 
 
 @runtime_checkable
-class Connection(Protocol):
+class Connection(_Carrier, Protocol):
     """Many streams and datagrams between two ends: QUIC, QMux, or the memory carrier with ``shape="connection"``."""
-
-    @property
-    def info(self) -> CarrierInfo:
-        """Who is at the other end; complete after `handshake`."""
-        ...
 
     @property
     def is_client(self) -> bool:
@@ -525,16 +509,6 @@ class Connection(Protocol):
     async def wait_closed(self) -> CloseReason:
         """Wait for the end of the connection, and return its reason."""
         ...
-
-    def statistics(self) -> CarrierStatistics:
-        """Return the counters as they are now."""
-        ...
-
-    async def __aenter__(self) -> Self: ...
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None: ...
 
 
 S_co = TypeVar("S_co", covariant=True)

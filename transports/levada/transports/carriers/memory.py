@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from types import TracebackType
 from typing import Self
 from urllib.parse import urlsplit
 
@@ -42,7 +41,7 @@ MESSAGE_TOO_LARGE = 1009
 _LENGTH = 4  # bytes of the length before each message
 
 
-class MemoryByteStream:
+class MemoryByteStream(trio.abc.AsyncResource):
     """One end of a byte stream in memory; a `ByteStream`, made by `memory_streams`, `dial` and `listen`."""
 
     __slots__ = ("_closing", "_in", "_info", "_out", "link")
@@ -156,16 +155,8 @@ class MemoryByteStream:
             return data
         raise StopAsyncIteration
 
-    async def __aenter__(self) -> Self:
-        return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
-
-
-class MemoryMessageStream:
+class MemoryMessageStream(trio.abc.AsyncResource):
     """One end of a stream of whole messages in memory; a `MessageStream`, made by `memory_messages`, `dial` and `listen`."""
 
     __slots__ = ("_assembled", "_bytes", "_error", "_peer", "_peer_close")
@@ -277,14 +268,6 @@ class MemoryMessageStream:
     def statistics(self) -> CarrierStatistics:
         """Return the counters as they are now."""
         return self._bytes.statistics()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
 
 def memory_streams(

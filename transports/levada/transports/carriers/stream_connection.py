@@ -6,11 +6,11 @@ Here the application waits: for streams of the peer, credit for streams, datagra
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar
+from typing import Any, Generic, TypeVar
 
 import trio
 
@@ -23,7 +23,7 @@ __all__ = ["StreamConnection"]
 S = TypeVar("S", bound=ConnectionStream[Any])
 
 
-class StreamConnection(ABC, Generic[S]):
+class StreamConnection(trio.abc.AsyncResource, Generic[S]):
     """The base of `QuicConnection` and `QmuxConnection`.
 
     Args:
@@ -233,8 +233,39 @@ class StreamConnection(ABC, Generic[S]):
     async def _all_closed(self) -> None:
         """Wait until what carries the connection alone is closed too."""
 
-    async def __aenter__(self) -> Self:
-        return self
+    # What its streams call.
+
+    @abstractmethod
+    def set_priority(self, stream_id: int, priority: int) -> None:
+        """Change the priority of a stream's data."""
+
+    @abstractmethod
+    def unsent(self, stream_id: int) -> int:
+        """Return the number of bytes of a stream that are queued and not yet sent."""
+
+    @abstractmethod
+    def is_full(self, stream_id: int) -> bool:
+        """Whether a sender on this stream has to wait."""
+
+    @abstractmethod
+    def has_room(self, stream_id: int) -> bool:
+        """Whether a sender that waited may continue."""
+
+    @abstractmethod
+    def send(self, stream_id: int, data: Octets, fin: bool) -> None:
+        """Queue bytes of a stream, and have them sent."""
+
+    @abstractmethod
+    def reset(self, stream_id: int, code: int) -> None:
+        """Drop a stream's queued data, and tell the peer."""
+
+    @abstractmethod
+    def stop(self, stream_id: int, code: int) -> None:
+        """Ask the peer to send no more on a stream."""
+
+    @abstractmethod
+    def consumed(self, stream_id: int, size: int) -> None:
+        """Record that received bytes of a stream were taken or dropped, and grant the peer as many."""
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

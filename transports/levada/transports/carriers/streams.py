@@ -24,8 +24,7 @@ import socket as stdlib_socket
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from types import TracebackType
-from typing import Self, TypeVar
+from typing import TypeVar
 from urllib.parse import SplitResult, urlsplit
 
 import attrs
@@ -159,7 +158,7 @@ class StreamConfig:
     they see the end, and must still receive the last bytes."""
 
 
-class JoinedStream:
+class JoinedStream(trio.abc.AsyncResource):
     """A byte stream on a socket that joins small writes; a `ByteStream`, made by `dial` and `listen` of its carrier.
 
     Args:
@@ -496,14 +495,6 @@ class JoinedStream:
             reads=self._reads,
             unsent=self.unsent,
         )
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
 
 
 def lost(cause: BaseException) -> ConnectionLost:

@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import logging
 from types import TracebackType
-from typing import Self
 
 import attrs
 import trio
@@ -49,7 +48,7 @@ _MESSAGES_PER_TURN = 64
 _PONGS_UNSENT = 4096  # bytes
 
 
-class WebSocketStream:
+class WebSocketStream(trio.abc.AsyncResource):
     """One WebSocket, at either end: the `MessageStream` of this carrier.
 
     Made by `dial`, `listen`, `open_over` and `accept_over`.  As an async context manager it closes at the end of the block, with
@@ -227,9 +226,6 @@ class WebSocketStream:
     def statistics(self) -> CarrierStatistics:
         """Return the counters of the byte stream below: bytes with all framing, without that of TLS."""
         return self._stream.statistics()
-
-    async def __aenter__(self) -> Self:
-        return self
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None

@@ -1,6 +1,6 @@
 """The interface between an endpoint and the network, and its implementation with a UDP socket.
 
-A `DatagramPort` moves datagrams and knows nothing of QUIC. The other implementation is `levada.transports.carriers.simnet.SimPort`.
+A `DatagramPort` moves datagrams and knows nothing of QUIC. Worlds and tests have implementations of their own.
 """
 
 from __future__ import annotations

@@ -108,7 +108,7 @@ class FaultyNetwork:
             error.add_note(str(self))
 
 
-class FaultyStream:
+class FaultyStream(trio.abc.AsyncResource):
     """One end of a pair on a `FaultyNetwork`; a `ByteStream`."""
 
     def __init__(
@@ -254,11 +254,3 @@ class FaultyStream:
     def statistics(self) -> CarrierStatistics:
         """Return the counters of the stream below."""
         return self._stream.statistics()
-
-    async def __aenter__(self) -> Self:
-        return self
-
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        await self.aclose()
