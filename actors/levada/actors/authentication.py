@@ -34,18 +34,9 @@ if TYPE_CHECKING:
     from levada.framework import ActorSystem
 
 __all__ = [
-    "BINDING",
-    "Authenticate",
-    "Authentication",
-    "Authenticator",
-    "Credentials",
-    "Gatekeeper",
-    "PeerRefused",
-    "Refused",
-    "Reloads",
-    "acquire",
+    "BINDING", "Authenticate", "Authentication", "Authenticator", "Credentials", "Gatekeeper", "PeerRefused", "Refused", "Reloads", "acquire",
     "check_hook",
-]
+]  # fmt: skip
 
 logger = logging.getLogger("levada.actors.authentication")
 

@@ -12,15 +12,8 @@ import attrs
 from .metrics import Distribution
 
 __all__ = [
-    "ActorDetail",
-    "ActorInfo",
-    "ChannelInfo",
-    "ClassFigures",
-    "FlowWindow",
-    "Histogram",
-    "Stalls",
-    "longest_stall",
-]
+    "ActorDetail", "ActorInfo", "ChannelInfo", "ClassFigures", "FlowWindow", "Histogram", "Stalls", "longest_stall",
+]  # fmt: skip
 
 _BOUNDS: Final = tuple(2.0**power * 1e-6 for power in range(0, 26, 2))
 """Upper bounds of `Histogram.distribution`: every second power of two of a microsecond, up to 17 s."""

@@ -22,18 +22,8 @@ if TYPE_CHECKING:
     from concurrent.futures import Executor
 
 __all__ = [
-    "PLATFORM",
-    "REAL",
-    "Datagrams",
-    "Launch",
-    "Launched",
-    "Network",
-    "Platform",
-    "ProcessExit",
-    "RunInThread",
-    "Shares",
-    "Wire",
-]
+    "PLATFORM", "REAL", "Datagrams", "Launch", "Launched", "Network", "Platform", "ProcessExit", "RunInThread", "Shares", "Wire",
+]  # fmt: skip
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")

@@ -62,18 +62,8 @@ if TYPE_CHECKING:
     from .name_lookup import Claim
 
 __all__ = [
-    "CODEC",
-    "SENDING",
-    "Arrival",
-    "Halves",
-    "Inbound",
-    "Letter",
-    "Outbound",
-    "Packing",
-    "Referring",
-    "Unreadable",
-    "give_up",
-]
+    "CODEC", "SENDING", "Arrival", "Halves", "Inbound", "Letter", "Outbound", "Packing", "Referring", "Unreadable", "give_up",
+]  # fmt: skip
 
 logger = logging.getLogger("levada.actors.aqueduct")
 

@@ -22,15 +22,8 @@ from levada.transports.private_files import warn_if_others_can_read
 from .terminal import shown
 
 __all__ = [
-    "CallFailed",
-    "bytes_of",
-    "carrier_for",
-    "in_time",
-    "named",
-    "print_bytes",
-    "refuse",
-    "token_of",
-]
+    "CallFailed", "bytes_of", "carrier_for", "in_time", "named", "print_bytes", "refuse", "token_of",
+]  # fmt: skip
 
 
 class CallFailed(LevadaError):

@@ -27,18 +27,8 @@ from .shard import Leave, Shard
 from .snapshots import Snapshots
 
 __all__ = [
-    "MAILBOX",
-    "CheckHost",
-    "Close",
-    "EndHost",
-    "GetPlacement",
-    "Host",
-    "Open",
-    "Owner",
-    "SentStore",
-    "Subscribe",
-    "Terms",
-]
+    "MAILBOX", "CheckHost", "Close", "EndHost", "GetPlacement", "Host", "Open", "Owner", "SentStore", "Subscribe", "Terms",
+]  # fmt: skip
 
 MAILBOX = 1024
 """The most commands that wait in the mailbox of a shard."""

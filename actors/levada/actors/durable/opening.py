@@ -37,16 +37,8 @@ if TYPE_CHECKING:
     from levada.actors.postgres import PostgresStore
 
 __all__ = [
-    "AGAIN",
-    "Folder",
-    "OpenShards",
-    "OpenedShards",
-    "Place",
-    "columns_in",
-    "database_at",
-    "has_streams",
-    "open_journal",
-]
+    "AGAIN", "Folder", "OpenShards", "OpenedShards", "Place", "columns_in", "database_at", "has_streams", "open_journal",
+]  # fmt: skip
 
 AGAIN: Final = restart("transient", max=1 << 30, within=60.0, initial_backoff=0.05, max_backoff=5.0)
 """The policy of what uses a disk: a disk may fail for long."""

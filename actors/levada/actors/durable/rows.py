@@ -30,23 +30,9 @@ if TYPE_CHECKING:
     from .turns import Live
 
 __all__ = [
-    "ANSWER",
-    "BOOKKEEPING",
-    "ERASED",
-    "FIRED",
-    "FORGOT",
-    "OWNED",
-    "REMIND",
-    "SNAPSHOT",
-    "WHOLE",
-    "EventKind",
-    "LogRow",
-    "ShardLog",
-    "grown",
-    "load_arrow",
-    "log_columns",
-    "log_config",
-]
+    "ANSWER", "BOOKKEEPING", "ERASED", "FIRED", "FORGOT", "OWNED", "REMIND", "SNAPSHOT", "WHOLE", "EventKind", "LogRow", "ShardLog", "grown",
+    "load_arrow", "log_columns", "log_config",
+]  # fmt: skip
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported, so type checkers see none
 

@@ -27,18 +27,9 @@ from .inspection import Inspection, inspect, journal_path, journals_in
 from .pinning import LEDGER_LAST, Pin, delete_tree, pinned
 
 __all__ = [
-    "Copied",
-    "Progress",
-    "backup",
-    "errors_of",
-    "pinned_files",
-    "refusals",
-    "require_outside",
-    "require_whole",
-    "restore",
-    "synced_file",
+    "Copied", "Progress", "backup", "errors_of", "pinned_files", "refusals", "require_outside", "require_whole", "restore", "synced_file",
     "write_pinned",
-]
+]  # fmt: skip
 
 _MARK = "copying"
 """In a copy that is not whole: locked by the process that makes it."""

@@ -36,16 +36,8 @@ from levada.transports.carriers.streams import accept_from, plain_nursery
 from .certificates import Authority, Carrier, node_id_of
 
 __all__ = [
-    "CertificateRefused",
-    "Certified",
-    "Certify",
-    "Gate",
-    "Ticket",
-    "listening_in",
-    "member_url",
-    "open_gate",
-    "port_of",
-]
+    "CertificateRefused", "Certified", "Certify", "Gate", "Ticket", "listening_in", "member_url", "open_gate", "port_of",
+]  # fmt: skip
 
 TOKEN: Final = 32  # octets
 HEART_TIMEOUT: Final = 5.0  # seconds for a new connection to show its token

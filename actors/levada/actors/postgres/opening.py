@@ -31,16 +31,8 @@ from .errors import DatabaseAway, DatabaseReadOnly, refusal
 from .tables import FORMAT, LogTables, name_of
 
 __all__ = [
-    "LogHead",
-    "Session",
-    "finish_copy",
-    "grow_log",
-    "note_opening",
-    "open_log",
-    "open_session",
-    "read_log",
-    "require_log",
-]
+    "LogHead", "Session", "finish_copy", "grow_log", "note_opening", "open_log", "open_session", "read_log", "require_log",
+]  # fmt: skip
 
 OLDEST: Final = 14_00_00
 """The oldest version of PostgreSQL that its makers maintain."""

@@ -51,16 +51,8 @@ from .protocol import REQUEST_ID, ActorFailed, Token, UnknownName, failed, names
 from .tracing import greeting
 
 __all__ = [
-    "BridgeConfig",
-    "Desk",
-    "SharedLimit",
-    "check_url",
-    "listening",
-    "message_of",
-    "serve_asks",
-    "shared_token",
-    "take_folder",
-]
+    "BridgeConfig", "Desk", "SharedLimit", "check_url", "listening", "message_of", "serve_asks", "shared_token", "take_folder",
+]  # fmt: skip
 
 _CERTIFICATES = re.compile(r"-----BEGIN CERTIFICATE-----.*?-----END CERTIFICATE-----\n?", re.DOTALL)
 _FILE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")

@@ -43,22 +43,9 @@ if TYPE_CHECKING:
     from .scheduler import RunQueue, Worker
 
 __all__ = [
-    "BEFORE_ASKS",
-    "AddressedMessage",
-    "Ask",
-    "Edge",
-    "OpenAsks",
-    "RemoteAsk",
-    "RemoteTell",
-    "Reply",
-    "ThreadAsk",
-    "WaitGraph",
-    "Wrapped",
-    "content_of",
-    "prepare_to_ask",
-    "question_name",
-    "stopped_error",
-]
+    "BEFORE_ASKS", "AddressedMessage", "Ask", "Edge", "OpenAsks", "RemoteAsk", "RemoteTell", "Reply", "ThreadAsk", "WaitGraph", "Wrapped",
+    "content_of", "prepare_to_ask", "question_name", "stopped_error",
+]  # fmt: skip
 
 R = TypeVar("R")
 

@@ -11,14 +11,8 @@ from attrs import validators as v
 from .versions import Capability, Version
 
 __all__ = [
-    "AuthenticationConfig",
-    "ControlConfig",
-    "GateConfig",
-    "HandlerSpec",
-    "MaopConfig",
-    "ResponseTerms",
-    "TimesConfig",
-]
+    "AuthenticationConfig", "ControlConfig", "GateConfig", "HandlerSpec", "MaopConfig", "ResponseTerms", "TimesConfig",
+]  # fmt: skip
 
 MIB: Final = 2**20
 

@@ -13,16 +13,8 @@ from levada.transports.rsocket.frames import MAX_U31, Payload
 from levada.transports.rsocket.state import StreamState
 
 __all__ = [
-    "UNBOUNDED",
-    "Allowance",
-    "Gathering",
-    "LiveStream",
-    "PendingRequest",
-    "StreamIds",
-    "add_credit",
-    "live_ids",
-    "split",
-]
+    "UNBOUNDED", "Allowance", "Gathering", "LiveStream", "PendingRequest", "StreamIds", "add_credit", "live_ids", "split",
+]  # fmt: skip
 
 # RS-75: credit of 2**31-1 and more is never used up. Counting down from here takes some 10,000 years at 10,000,000 payloads a second,
 # so an item needs no test for it.
