@@ -27,9 +27,9 @@ __all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure"
 
 LIMITS = {
     "rsocket": (76, 13),
-    "aqueduct": (64, 13),
-    "aqueduct-sender": (603, 37),
-    "maop": (262, 24),
+    "aqueduct": (63, 13),
+    "aqueduct-sender": (593, 37),
+    "maop": (258, 24),
     "durable": (113, 19),
     "spark": (292, 34),
 }

@@ -359,7 +359,7 @@ class ChannelCore:
 
     def bind_thread(self) -> None:
         """Bind a channel without a thread to this thread, since a task here is about to wait on it."""
-        if get_ident() != self.thread:
+        if self.thread is not None and get_ident() != self.thread:  # saves the call
             self.check_thread()
         try:
             self.token = current_trio_token()

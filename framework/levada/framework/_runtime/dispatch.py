@@ -9,7 +9,6 @@ Private fields used here: ``Cell._asking``, ``Actor._cell``, ``Actor._find_handl
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from types import CoroutineType
 from typing import Any
 
@@ -93,24 +92,8 @@ def _on_ask(actor: Any, ask: Ask) -> Any:
     return None
 
 
-def _on_remote_tell(actor: Any, tell: RemoteTell) -> Any:
-    if not actor._cell.traced:
-        return _tell_for_peer(actor, tell)
-    return traced(_tell_for_peer, actor, tell)
-
-
-def _tell_for_peer(actor: Any, tell: RemoteTell) -> Any:
-    return _for_peer(actor, tell, deliver, tell.message)
-
-
-def _on_remote_ask(actor: Any, ask: RemoteAsk) -> Any:
-    if not actor._cell.traced:
-        return _ask_for_peer(actor, ask)
-    return traced(_ask_for_peer, actor, ask)
-
-
-def _ask_for_peer(actor: Any, ask: RemoteAsk) -> Any:
-    return _for_peer(actor, ask, _on_ask, ask)
+def _on_brought(actor: Any, brought: RemoteTell | RemoteAsk) -> Any:
+    return traced(_for_peer, actor, brought) if actor._cell.traced else _for_peer(actor, brought)
 
 
 def _on_traced_tell(actor: Any, tell: TracedTell) -> Any:
@@ -125,12 +108,12 @@ def _on_traced_ask(actor: Any, ask: Ask) -> Any:
     return traced(_on_ask, actor, ask)
 
 
-def _for_peer(actor: Any, brought: RemoteTell | RemoteAsk, handle: Callable[[Any, Any], Any], entry: Any) -> Any:
+def _for_peer(actor: Any, brought: RemoteTell | RemoteAsk) -> Any:
     extras = actor._cell.make_extras()
     extras.brought = brought
     coroutine = None
     try:
-        coroutine = handle(actor, entry)
+        coroutine = deliver(actor, brought.message) if isinstance(brought, RemoteTell) else _on_ask(actor, brought)
         if coroutine is not None and type(coroutine) is not CoroutineType:
             coroutine = coroutine_of(coroutine)
         return None if coroutine is None else _finish_for_peer(extras, coroutine)
@@ -165,8 +148,8 @@ RUNTIME_ENTRIES: dict[type, Any] = {
     WakeSenders: _on_room,
     Start: _on_start,
     Stop: _on_stop,
-    RemoteAsk: _on_remote_ask,
-    RemoteTell: _on_remote_tell,
+    RemoteAsk: _on_brought,
+    RemoteTell: _on_brought,
     Take: _on_take,
     ThreadAsk: _on_ask,
     Tick: _on_tick,

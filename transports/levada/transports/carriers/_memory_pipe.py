@@ -496,7 +496,7 @@ class Pipe:
         return self._take(max_bytes) if self.arrived else b""
 
     def _take(self, max_bytes: int | None) -> bytes:
-        link, arrived = self.link, self.arrived
+        link, flow, arrived = self.link, self.flow, self.arrived
         limit = len(arrived) if link.config.chunk is None else link.random.randint(*link.config.chunk)
         if max_bytes is not None and max_bytes < limit:
             limit = max_bytes
@@ -510,11 +510,12 @@ class Pipe:
             data = cut_front(arrived, limit)
         size = len(data)
         self.bytes_received += size
-        self.flow.bytes_received += size
+        flow.bytes_received += size
         self.reads += 1
-        self.flow.reads += 1
-        if link.direct:
-            self._granted(size)
+        flow.reads += 1
+        if link.direct and not (flow.blocked or self.unsent):  # as `_granted`, without the call
+            self.credit += size
+            flow.credit += size
         else:
             link.post(self._granted, size)
         if self.ended and not self.arrived:
