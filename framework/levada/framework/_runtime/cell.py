@@ -24,6 +24,7 @@ from _thread import get_ident
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING, Any, ClassVar
 
+import attrs
 import trio
 from trio.lowlevel import (
     Abort,
@@ -52,11 +53,10 @@ if TYPE_CHECKING:
 
     from .contract import ActorObject, System
     from .host import ActorHost
-    from .lifecycle import ActorEnding, Group
     from .scheduler import RunQueue, Worker
     from .tokens import WaitingMessage
 
-__all__ = ["Cell", "CellFromThread", "DeadCell", "Extras", "make_dead"]
+__all__ = ["ActorEnding", "Cell", "CellFromThread", "DeadCell", "Extras", "Group", "make_dead"]
 
 NO_MESSAGES: Any = ()
 """The batch of a cell that no worker holds; a tuple, so that nothing can be appended to it by mistake."""
@@ -558,6 +558,47 @@ class CellFromThread(FromThread[Any]):
             raise RuntimeError("from_thread.ask() in the system's own thread would wait forever; await ask() instead")
         system.inbox.put(cell, question)
         return question.block(system.inbox, system.ask_timeout if timeout is DEFAULT_TIMEOUT else timeout)
+
+
+@attrs.define(eq=False, weakref_slot=False)
+class ActorEnding:
+    """The state of an actor that ends or restarts."""
+
+    reason: Reason
+    final: bool = attrs.field(default=False, kw_only=True)
+    """Whether the actor must not restart, whatever its policy, since its parent or the system ends it."""
+    cancel: bool = attrs.field(default=False, kw_only=True)
+    """Whether to cancel everything that can be cancelled, and to kill the children."""
+    graceful: bool = attrs.field(default=False, kw_only=True)
+    """Whether children may handle their queued messages."""
+    restart: bool = attrs.field(default=False, init=False)
+    escalate: bool = attrs.field(default=False, init=False)
+    delay: float = attrs.field(default=0.0, init=False)
+    due: float | None = attrs.field(default=None, init=False)
+    """When the actor restarts, once it only waits for that."""
+    message: Any = attrs.field(default=None, init=False)
+    together: int = attrs.field(default=0, init=False)
+    """The number of children that are being stopped together and have not ended."""
+    closed: bool = attrs.field(default=False, init=False)
+    """Whether step 3 has begun."""
+    concluded: bool = attrs.field(default=False, init=False)
+    """Whether the actor only waits for its restart."""
+
+
+@attrs.define(eq=False, weakref_slot=False)
+class Group:
+    """Siblings that restart together: all must have concluded before the first one starts again."""
+
+    members: dict[Cell, None] = attrs.Factory(dict)
+    """In order of start."""
+    running: list[Cell] = attrs.Factory(list)
+    """Members that have not concluded, and some that have."""
+    delay: float = 0.0
+
+    def add(self, cells: list[Cell]) -> None:
+        """Add members; they may be members already."""
+        self.running = sorted({*self.members, *cells}, key=lambda member: member._number)
+        self.members = dict.fromkeys(self.running)
 
 
 class Extras:

@@ -17,7 +17,7 @@ If a second reason arrives while an actor ends, the more severe one wins (`links
 Private fields used here: ``Cell._actor``, ``Cell._asking``, ``Cell._batch``, ``Cell._box``, ``Cell._extras``,
 ``Cell._handled``, ``Actor._has_metrics``, ``Actor._has_restarting``, ``Actor._has_stopping``, ``Actor._has_undelivered``,
 ``Cell._idle``, ``Actor._is_loop``,
-``Cell._name``, ``Cell._number``, ``Cell._parent``, ``Actor._slots``, ``Cell._worker``.
+``Cell._name``, ``Cell._parent``, ``Actor._slots``, ``Cell._worker``.
 """
 
 from __future__ import annotations
@@ -32,7 +32,6 @@ from itertools import takewhile
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-import attrs
 import outcome
 import trio
 from trio.lowlevel import enable_ki_protection, reschedule
@@ -56,7 +55,7 @@ from levada.framework.text import text_of
 from levada.framework.timers import Tick
 
 from .ask import Ask, content_of, stopped_error
-from .cell import Cell
+from .cell import ActorEnding, Cell, Group
 from .host import ActorHost, split_cancelled
 from .phase import PAUSED, RUNNING, STOPPED
 from .remains import drop_frames, end_handles, open_handles
@@ -66,52 +65,11 @@ from .tokens import END_TURN, EndTurn, RoomCallback, Start, Stop, Take, WakeSend
 if TYPE_CHECKING:
     from .contract import System
 
-__all__ = ["ActorEnding", "Lifecycle"]
+__all__ = ["Lifecycle"]
 
 logger = logging.getLogger("levada.framework.lifecycle")
 
 _ENTRIES = (Start, Stop, WakeSenders, Take, EndTurn, Tick)
-
-
-@attrs.define(eq=False, weakref_slot=False)
-class ActorEnding:
-    """The state of an actor that ends or restarts."""
-
-    reason: Reason
-    final: bool = attrs.field(default=False, kw_only=True)
-    """Whether the actor must not restart, whatever its policy, since its parent or the system ends it."""
-    cancel: bool = attrs.field(default=False, kw_only=True)
-    """Whether to cancel everything that can be cancelled, and to kill the children."""
-    graceful: bool = attrs.field(default=False, kw_only=True)
-    """Whether children may handle their queued messages."""
-    restart: bool = attrs.field(default=False, init=False)
-    escalate: bool = attrs.field(default=False, init=False)
-    delay: float = attrs.field(default=0.0, init=False)
-    due: float | None = attrs.field(default=None, init=False)
-    """When the actor restarts, once it only waits for that."""
-    message: Any = attrs.field(default=None, init=False)
-    together: int = attrs.field(default=0, init=False)
-    """The number of children that are being stopped together and have not ended."""
-    closed: bool = attrs.field(default=False, init=False)
-    """Whether step 3 has begun."""
-    concluded: bool = attrs.field(default=False, init=False)
-    """Whether the actor only waits for its restart."""
-
-
-@attrs.define(eq=False, weakref_slot=False)
-class Group:
-    """Siblings that restart together: all must have concluded before the first one starts again."""
-
-    members: dict[Cell, None] = attrs.Factory(dict)
-    """In order of start."""
-    running: list[Cell] = attrs.Factory(list)
-    """Members that have not concluded, and some that have."""
-    delay: float = 0.0
-
-    def add(self, cells: list[Cell]) -> None:
-        """Add members; they may be members already."""
-        self.running = sorted({*self.members, *cells}, key=lambda member: member._number)
-        self.members = dict.fromkeys(self.running)
 
 
 class Lifecycle:
