@@ -10,11 +10,10 @@ Private fields used here: ``Cell._batch``, ``Cell._box``, ``Cell._handled``, ``C
 from __future__ import annotations
 
 import logging
-from _thread import get_ident
 from typing import Any
 
 import trio
-from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, enable_ki_protection, wait_task_rescheduled
+from trio.lowlevel import enable_ki_protection
 
 from ._runtime.ask import Ask, RemoteTell, content_of
 from ._runtime.cell import Cell
@@ -24,7 +23,7 @@ from ._runtime.tracing import TracedTell
 from .actor import Actor
 from .errors import ActorError, ActorStopped, AskCycle, MailboxFull
 from .links import Reason
-from .loop import Inbox
+from .loop import SleepingInbox
 from .ref import Ref
 
 __all__ = ["Forwarder"]
@@ -81,19 +80,14 @@ class Forwarder(Actor[Any]):
         return self._run_loop(inbox)
 
 
-class _ForwarderInbox(Inbox[Any]):
-    """The forwarder's mailbox. The cell always counts as idle, so that each message leads to a call of `append`."""
+class _ForwarderInbox(SleepingInbox):
+    """The forwarder's mailbox."""
 
     def __init__(self, cell: Cell, forwarder: Forwarder) -> None:
         super().__init__(cell)
         self._forwarder = forwarder
-        self._task: Task | None = None
         self._sending: trio.CancelScope | None = None
         """Set while the loop waits for room for the oldest message."""
-
-    def wake(self, cell: Cell) -> None:
-        if get_ident() != self.thread:
-            raise cell.wrong_thread_error("tell")
 
     @enable_ki_protection
     def append(self, _: Cell) -> None:
@@ -109,8 +103,7 @@ class _ForwarderInbox(Inbox[Any]):
                     await self._send_oldest()
                 self._pass_on()
                 if self._sending is None and not self._ended:
-                    self._task = current_task()
-                    await wait_task_rescheduled(self._give_up)
+                    await self._sleep()
         finally:
             self._ended = True
             self._cell._idle = False
@@ -127,10 +120,9 @@ class _ForwarderInbox(Inbox[Any]):
         self._see_stop(Stop(reason, final=True))
 
     def end(self) -> None:
-        self._ended = True
         if self._sending is not None:
             self._sending.cancel()
-        self._rouse()
+        super().end()
 
     @enable_ki_protection
     def _pass_on(self) -> None:
@@ -227,17 +219,6 @@ class _ForwarderInbox(Inbox[Any]):
             if type(entry) is Stop:
                 self._see_stop(entry)
                 return
-
-    def _see_stop(self, stop: Stop) -> None:
-        self.stop = stop
-        self.end()
-
-    def _rouse(self) -> None:
-        super().wake(self._cell)
-
-    def _give_up(self, _: RaiseCancelT) -> Abort:
-        self._task = None
-        return Abort.SUCCEEDED
 
 
 def _as_taken(entry: Any, target: Ref[Any]) -> Any:

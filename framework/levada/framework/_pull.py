@@ -6,12 +6,11 @@ Private fields used here: ``Cell._batch``, ``Cell._box``, ``Cell._handled``, ``C
 from __future__ import annotations
 
 import functools
-from _thread import get_ident
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
-from trio.lowlevel import Abort, RaiseCancelT, Task, current_task, enable_ki_protection, wait_task_rescheduled
+from trio.lowlevel import enable_ki_protection
 
 from ._routees import Resize, RouterBase
 from ._runtime.ask import Ask, RemoteTell, content_of
@@ -22,7 +21,7 @@ from ._runtime.phase import RUNNING, STOPPED
 from ._runtime.tokens import TURN, Stop, Take
 from ._runtime.tracing import TracedTell
 from .errors import AskCycle, ConfigurationError
-from .loop import Inbox
+from .loop import SleepingInbox
 from .ref import Ref
 
 __all__ = ["PullRouter", "Work"]
@@ -175,8 +174,8 @@ class Work(Take):
             over(self._started)
 
 
-class _PullInbox(Inbox[Any]):
-    """The router's mailbox. The cell always counts as idle, so that each message leads to a call of `append`."""
+class _PullInbox(SleepingInbox):
+    """The router's mailbox."""
 
     def __init__(self, cell: Cell, router: PullRouter) -> None:
         super().__init__(cell)
@@ -185,11 +184,6 @@ class _PullInbox(Inbox[Any]):
         """The pull of each routee."""
         self._free: deque[Pull | RemotePull] = deque()
         """Pulls that have found no message: none is in a mailbox."""
-
-    # Senders call the next two.
-    def wake(self, cell: Cell) -> None:
-        if get_ident() != self.thread:
-            raise cell.wrong_thread_error("tell")
 
     @enable_ki_protection
     def append(self, _: Cell) -> None:
@@ -219,8 +213,7 @@ class _PullInbox(Inbox[Any]):
             for _ in range(min(self._cell.depth(), len(self._free))):
                 self._offer()
             if not self._ended:
-                self._task = current_task()
-                await wait_task_rescheduled(self._give_up)
+                await self._sleep()
         finally:
             self._ended = True
             self._cell._idle = False
@@ -244,10 +237,6 @@ class _PullInbox(Inbox[Any]):
             self._offer()  # it may have been about to take a message that another routee can take
         if not self._pulls:
             self._look_for_stop()
-
-    def end(self) -> None:
-        self._ended = True
-        super().wake(self._cell)
 
     def put_back(self, entry: Any) -> None:
         """Take back a message that no routee has started to handle."""
@@ -322,11 +311,3 @@ class _PullInbox(Inbox[Any]):
         except Exception as error:  # noqa: BLE001 - from the factory: the router fails, not the actor that runs now
             host = self._cell.make_extras().host
             self._router.system.lifecycle.task_failed(self._cell, host, error)
-
-    def _see_stop(self, stop: Stop) -> None:
-        self.stop = stop
-        self.end()
-
-    def _give_up(self, _: RaiseCancelT) -> Abort:
-        self._task: Task | None = None
-        return Abort.SUCCEEDED

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from ._runtime.cell import Cell
     from .tracing import Span
 
-__all__ = ["Inbox"]
+__all__ = ["Inbox", "SleepingInbox"]
 
 M = TypeVar("M")
 
@@ -196,3 +196,32 @@ class _Holder:
 
     def __init__(self, cell: Cell) -> None:
         self._cell = cell
+
+
+class SleepingInbox(Inbox[Any]):
+    """The mailbox of a loop that sleeps until its end. The cell always counts as idle, so each message leads to a call of `append`."""
+
+    def wake(self, cell: Cell) -> None:
+        """Check the thread of a sender."""
+        if get_ident() != self.thread:
+            raise cell.wrong_thread_error("tell")
+
+    def end(self) -> None:
+        """End the loop at once."""
+        self._ended = True
+        self._rouse()
+
+    def _rouse(self) -> None:
+        super().wake(self._cell)
+
+    async def _sleep(self) -> None:
+        self._task = current_task()
+        await wait_task_rescheduled(self._give_up)
+
+    def _give_up(self, _: RaiseCancelT) -> Abort:
+        self._task = None
+        return Abort.SUCCEEDED
+
+    def _see_stop(self, stop: Stop) -> None:
+        self.stop = stop
+        self.end()
