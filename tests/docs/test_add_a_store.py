@@ -26,7 +26,7 @@ MISTAKES = [
     ("an_append_elsewhere_is_fenced_and_writes_nothing", "if stop != at:", "if stop < at:"),
     ("an_append_elsewhere_is_fenced_and_writes_nothing", "return Fenced(shard, stop)", "return Fenced(shard, at)"),
     ("an_append_that_is_sent_again_is_written_once", "if stop != at:", "if False:"),
-    ("of_appends_for_one_place_one_is_written", "BEGIN IMMEDIATE", "BEGIN"),
+    ("of_appends_for_one_place_one_is_written", "stop FROM ends WHERE shard = ?\", (shard,)", "?\", [vars(self).setdefault('', at)]"),
     ("appends_get_offsets_without_gaps_in_each_partition", "(end, shard))", "(end + 1, shard))"),
     ("appends_get_offsets_without_gaps_in_each_partition", "WHERE shard = ? AND {where}", "WHERE shard <> ? + 9 AND {where}"),
     ("the_rows_of_an_entity_are_found", "places[::-1], rows[::-1], None", "places, rows, None"),
