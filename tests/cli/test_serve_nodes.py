@@ -145,6 +145,8 @@ def job(text):
     return Job(text)
 
 async def app(system):
+    with open("starts", "a") as file:
+        print(system.name, file=file)
     house = await singleton(system, Desk, job("house"))
     async def answer(request):
         desk = await nodes_of(system).spawn(Desk, job("first"), on=request.data.decode())
@@ -315,6 +317,8 @@ def test_new_code_whose_message_classes_have_grown_runs_beside_the_old_code(
         "n0 does not serve again, the others are as they were: n0 has another version of a message class" in complaint
     )
     assert "growing.Job: text: str in the driver, text: int | str in n0" in complaint
+    # The refused node has not started its app, which would take clients that it then cuts off.
+    assert Counter((folder / "starts").read_text().split()) == {"n0": 3, "n1": 2}
     assert say("n1", "n1")[0] == f"{new('first', 'noted')} {new('next', 'noted')}"
 
 

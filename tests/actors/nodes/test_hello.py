@@ -12,7 +12,7 @@ from trio.testing import MockClock
 
 from levada.actors.aqueduct import Peer, PeerConfig, connect_over
 from levada.actors.nodes import MemberState, NodeLost, NodeSettings
-from levada.actors.nodes.messages import AppFailed, Hello, NodeRefused, Ready, Welcome
+from levada.actors.nodes.messages import AppFailed, Hello, Imported, NodeRefused, Ready, Welcome
 from levada.actors.nodes.node import control_schema
 from levada.actors.nodes.node_side import run_node
 from levada.framework import Actor, ActorSystem, OneshotReceiver, OneshotSender, Ref, oneshot, restart
@@ -75,6 +75,14 @@ def has_classes(
     return ready
 
 
+async def imports_another_class(opens: Any, *, name: str, end: trio.Event) -> None:
+    """Ask for the start of an app with another version of a message class; end as soon as it is refused."""
+    async with ActorSystem(name) as system, connect_over(system, opens, Hello) as peer:
+        welcome = await say_hello(peer, system.spawn(Idle))
+        if await welcome.node.ask(Imported("", {"tests.nodes.Add": [("n", "str", False)]})) == "":
+            await trio.sleep_forever()
+
+
 has_another_class = has_classes(lambda _: {"tests.nodes.Add": [("n", "str", False)], "unknown": []})
 needs_another_field = has_classes(lambda _: {"tests.nodes.Add": [("n", "int", False), ("carry", "int", False)]})
 
@@ -96,6 +104,7 @@ WRONG = "n0 has another version of a message class, and the two cannot work toge
         (never_says_hello, r"n0 did not say hello within 5 s \(NodeSettings.start_timeout\)"),
         (says_it_twice, "n0 has failed: n0#0 has said hello before"),
         (has_other_messages, "n0 runs levada 0.0.1 on Python 3, whose control messages are not those of this process"),
+        (imports_another_class, f"{WRONG}: tests.nodes.Add: n: int in the driver, n: str in n0$"),
         (has_another_class, f"{WRONG}: tests.nodes.Add: n: int in the driver, n: str in n0$"),
         (needs_another_field, f"{WRONG}: tests.nodes.Add: carry has no default, and is missing in the driver$"),
         (has_another_hello, "n0 ended with exit code 1"),

@@ -156,11 +156,13 @@ class Ready(Asks[str], UntracedMessage):
 
 
 @message("levada.node.Imported", frozen=True)
-class Imported(UntracedMessage):
-    """The app's module is imported, so actors can be started here, though the app is not ready."""
+class Imported(Asks[str], UntracedMessage):
+    """The app's module is imported. With an empty answer actors can be started here, and the app; any other says why the node is refused."""
 
     url: str
     """Where it listens for other members."""
+    classes: dict[str, list[tuple[str, str, bool]]]
+    """The message classes so far, as in `Ready`."""
 
 
 @message("levada.node.AppFailed")

@@ -42,7 +42,7 @@ from .messages import (
     Welcome,
 )
 from .settings import NodeSettings
-from .versions import misfits
+from .versions import Classes, misfits
 
 if TYPE_CHECKING:
     from .fleet import Fleet
@@ -362,32 +362,45 @@ class Node(UntracedActor[Any]):
         return peer is not None and peer.identity is not None and peer.identity.name == self.run_of.id
 
     @handles
-    def imported(self, m: Imported) -> None:
+    def imported(self, m: Imported) -> str:
         """Take orders for the node from now on."""
-        if self._is_mine() and self.state is MemberState.STARTING:
+        refusal, _ = self._refusal(m.classes)
+        if not refusal and self.state is MemberState.STARTING:
             self.place.imported = True
             self._change(MemberState.STARTING, url=m.url)
+        return refusal
 
-    @handles
-    def ready(self, m: Ready) -> str:
-        """Take the node as up, unless the others could not read its messages, or it theirs."""
+    def _refusal(self, classes: Classes) -> tuple[str, list[str]]:
+        """Return why a node that starts cannot go on: the others could not read its messages, or it theirs. Also return what is renamed."""
         if self._is_mine() and self.state is MemberState.DRAINING:
-            return ""  # it was told to drain, and does so now
+            return "", []  # it was told to drain, and does so now
         if not self._is_mine() or self.state is not MemberState.STARTING:
-            return f"{self.place.name} is {self.state.value}"
-        up = [each for each in self.fleet.places if self.fleet.directory[each.name].state is MemberState.UP]
-        misfit = misfits(self.place.name, m.classes, {each.name: each.classes for each in up})
+            return f"{self.place.name} is {self.state.value}", []
+        misfit, renamed = misfits(self.place.name, classes, {each.name: each.classes for each in self._up()})
         if misfit:
             error = self._lost(f"has another version of a message class, and the two cannot work together: {misfit}")
             self._fail(error)
-            return str(error)
+            return str(error), []
+        return "", renamed
+
+    def _up(self) -> list[FleetNode]:
+        return [each for each in self.fleet.places if self.fleet.directory[each.name].state is MemberState.UP]
+
+    @handles
+    def ready(self, m: Ready) -> str:
+        """Take the node as up. The app may have imported more message classes since it was imported."""
+        refusal, renamed = self._refusal(m.classes)
+        if refusal or self.state is MemberState.DRAINING:
+            return refusal
+        for text in renamed:
+            logger.warning("message classes differ: %s", text, extra={"node": self.place.name, "event": "schema"})
         self.timers.cancel("start")
         if self.settings.hang_timeout is not None:
             self.up_since = trio.current_time()
             self.timers.every("look", self.settings.beat, _Look())
         self.place.begun = self.was_up = self.place.imported = True
         # One object for all nodes of a version.
-        self.place.classes = next((each.classes for each in up if each.classes == m.classes), m.classes)
+        self.place.classes = next((each.classes for each in self._up() if each.classes == m.classes), m.classes)
         self.place.listeners = m.listeners
         self._change(MemberState.UP, url=m.url)
         return ""

@@ -210,12 +210,13 @@ class _Body:
             app = app_of(find(welcome.app), welcome.app)
             async with AsyncExitStack() as stack:
                 members = await stack.enter_async_context(side.listen(welcome.listen))
-                welcome.node.tell(Imported(members.url))
+                # Before the app opens its listeners: a node that is refused would cut off the clients that it has accepted.
+                if refusal := await welcome.node.ask(Imported(members.url, schemas(list(BY_TAG))), timeout=None):
+                    return NodeLost(f"refused by the driver: {refusal}")
                 side.listeners = listed(await stack.enter_async_context(app(system)), welcome.app)
                 urls = [listener.url for listener in side.listeners]
                 self._ready()
-                refusal = await welcome.node.ask(Ready(members.url, urls, schemas(list(BY_TAG))), timeout=None)
-                if refusal:
+                if refusal := await welcome.node.ask(Ready(members.url, urls, schemas(list(BY_TAG))), timeout=None):
                     return NodeLost(f"refused by the driver: {refusal}")
                 ready = True
                 await self._end.wait()

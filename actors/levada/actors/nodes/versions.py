@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import TypeAlias
 
@@ -11,26 +10,22 @@ from levada.framework.text import printable
 
 __all__ = ["Classes", "misfits"]
 
-logger = logging.getLogger("levada.actors.nodes")
-
 Classes: TypeAlias = dict[str, list[tuple[str, str, bool]]]
 """Message classes, as `levada.framework.codec.schema_of` describes them."""
 
 
-def misfits(name: str, classes: Classes, up: Mapping[str, Classes]) -> str:
+def misfits(name: str, classes: Classes, up: Mapping[str, Classes]) -> tuple[str, list[str]]:
     """Compare the message classes of a node that starts with the classes of the driver and of the nodes that are up.
 
-    A class may have grown: by fields at the end that have defaults. A class that only one side has is no difference. A renamed field is logged.
+    A class may have grown: by fields at the end that have defaults. A class that only one side has is no difference.
 
     Returns:
-        The first difference that cannot work; empty if there is none.
+        The first difference that cannot work, empty if there is none; and the fields that are renamed.
     """
     renamed: dict[str, None] = {}
     for other, known in {"the driver": schemas(classes), **up}.items():
         errors, remarks = compare_classes(known, classes, f"in {other}", f"in {name}")
         if errors:
-            return printable(errors[0], 1000)
+            return printable(errors[0], 1000), []
         renamed |= dict.fromkeys(remarks)
-    for text in renamed:
-        logger.warning("message classes differ: %s", printable(text), extra={"node": name, "event": "schema"})
-    return ""
+    return "", [printable(text) for text in renamed]
