@@ -35,8 +35,8 @@ LIMITS = {"release": 1200.0, "soak": 7200.0}
 VIRTUAL = 120.0
 """Seconds for one test in virtual time: whole networks took more than the normal limit beside a busy build."""
 
-SPARK = "tests/actors/spark/"
-"""Tests of this folder run in one process, which starts Spark once."""
+SERVED = ("tests/actors/postgres/", "tests/actors/spark/")
+"""The tests of each of these folders run in one process, which starts PostgreSQL or Spark once."""
 
 ENVIRONMENTS = "tests/test_environments.py"
 """Each test of this file takes a minute and makes an environment of its own."""
@@ -92,6 +92,8 @@ def pytest_configure(config: pytest.Config) -> None:
     profile = str(config.getoption("--profile"))
     settings.load_profile(profile)
     pace.exact = profile in ("release", "soak")
+    if config.option.timeout is None:
+        config.option.timeout = float(config.getini("timeout")) * pace.PATIENCE
     if profile != "fast" and config.option.hypothesis_seed is None:
         # Chosen here and not by Hypothesis, so that all processes of the run share it and the header shows it.
         config.option.hypothesis_seed = random.randrange(1 << 32)
@@ -132,8 +134,10 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_collect_file(file_path: Path, parent: pytest.Collector) -> Generator[None, object, object]:
-    # Tests have no doctests, and to look for them takes two of the twelve seconds of CPU that collecting takes each process.
-    parent.config.option.doctestmodules = not file_path.is_relative_to(TESTS)
+    # To look for doctests in the tests, and in the nine of ten modules that have none, takes a third of the time to collect.
+    parent.config.option.doctestmodules = (
+        file_path.suffix == ".py" and not file_path.is_relative_to(TESTS) and b">>> " in file_path.read_bytes()
+    )
     return (yield)
 
 
@@ -157,47 +161,59 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Producer) -> LoadSco
     class ByFile(LoadScopeScheduling):  # type: ignore[misc] # xdist has no types
         def _split_scope(self, nodeid: str) -> str:
             file = nodeid.partition("::")[0]
-            if file.startswith(SPARK):
-                return SPARK
-            return nodeid if file == ENVIRONMENTS else file
+            folder = next(filter(file.startswith, SERVED), None)
+            return nodeid if file == ENVIRONMENTS else folder or file
 
     config.option.loadscopereorder = False
     return ByFile(config, log)
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    above = PROFILES[PROFILES.index(str(config.getoption("--profile"))) + 1 :]
-    left_out = {item for item in items if any(map(item.get_closest_marker, above))}
+    above = {*PROFILES[PROFILES.index(str(config.getoption("--profile"))) + 1 :]}
+    selected: list[pytest.Item] = []
+    left_out: list[pytest.Item] = []
+    longest: dict[str, float] = {}
+    for item in items:
+        marks = {mark.name: mark for mark in reversed([*item.iter_markers()])}
+        if not above.isdisjoint(marks):
+            left_out.append(item)
+            continue
+        selected.append(item)
+        limit = next((limit for profile, limit in LIMITS.items() if profile in marks), None)
+        if "timeout" in marks:
+            limit = float(marks["timeout"].args[0])
+        if limit is not None:
+            file = item.nodeid.partition("::")[0]
+            longest[file] = max(longest.get(file, 0.0), limit)
+        elif "autojump_clock" in getattr(item, "fixturenames", ()):
+            limit = VIRTUAL
+        if limit is not None:
+            item.add_marker(pytest.mark.timeout(limit * pace.PATIENCE), append=False)
     if left_out:
-        items[:] = [item for item in items if item not in left_out]
-        config.hook.pytest_deselected(items=list(left_out))
-    for item in items:
-        for profile, limit in LIMITS.items():
-            if item.get_closest_marker(profile) and item.get_closest_marker("timeout") is None:
-                item.add_marker(pytest.mark.timeout(limit))
+        config.hook.pytest_deselected(items=left_out)
     # What may take long begins first, so that no process is left alone with it at the end.
-    longest: dict[Path, float] = {}
-    for item in items:
-        marker = item.get_closest_marker("timeout")
-        longest[item.path] = max(longest.get(item.path, 0.0), float(marker.args[0]) if marker else 0.0)
-    items.sort(key=lambda item: (-longest[item.path], not item.nodeid.startswith(LONG)))
-    usual = float(config.getini("timeout"))
-    for item in items:
-        marker = item.get_closest_marker("timeout")
-        virtual = "autojump_clock" in getattr(item, "fixturenames", ())
-        limit = float(marker.args[0]) if marker else VIRTUAL if virtual else usual
-        item.add_marker(pytest.mark.timeout(limit * pace.PATIENCE), append=False)
+    selected.sort(
+        key=lambda item: (-longest.get(item.nodeid.partition("::")[0], 0.0), not item.nodeid.startswith(LONG))
+    )
+    items[:] = selected
 
 
-def pytest_collection_finish() -> None:
-    # Modules and test items, 350,000 objects, would be looked at by each collection of each test: a third of the time of all tests.
+def _freeze() -> None:
+    """Leave what is alive out of all later collections of garbage."""
     gc.collect()
     gc.freeze()
 
 
+def pytest_collection_finish() -> None:
+    # Modules and test items, 350,000 objects, would be looked at by each collection of each test: a third of the time of all tests.
+    _freeze()
+
+
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_protocol(item: pytest.Item) -> Generator[None, object, object]:
+def pytest_runtest_protocol(item: pytest.Item, nextitem: pytest.Item | None) -> Generator[None, object, object]:
     result = yield
+    if nextitem is None or nextitem.path != item.path:
+        _freeze()
     try:
         trio.lowlevel.current_trio_token()
     except RuntimeError:

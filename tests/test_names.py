@@ -38,37 +38,61 @@ def defined() -> dict[str, set[str]]:
     return found
 
 
+@attrs.frozen
+class Facts:
+    """What the syntax trees of all modules say; they are made once, which takes seconds."""
+
+    octets: list[str] = attrs.field(factory=list)
+    """Names in code that count octets."""
+    raised: list[str] = attrs.field(factory=list)
+    """The composed texts of errors."""
+    classes: dict[str, list[str]] = attrs.field(factory=dict)
+    """The public classes by name, and the modules of each."""
+
+    def read(self, module: str, tree: ast.Module) -> None:
+        names: set[str] = set()
+        for node in tree.body:
+            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__":
+                names |= set(ast.literal_eval(node.value))
+        for node in tree.body:
+            if isinstance(node, ast.ClassDef) and node.name in names:
+                self.classes.setdefault(node.name, []).append(module)
+        for each in ast.walk(tree):
+            if isinstance(each, ast.Name | ast.Attribute):
+                name = each.id if isinstance(each, ast.Name) else each.attr
+                if "octets" in name and re.fullmatch(r"\w*octets(_\w+)?", name):
+                    self.octets.append(f"{module}: {name}")
+            elif isinstance(each, ast.Raise) and isinstance(each.exc, ast.Call):
+                texts = [ast.unparse(part) for part in each.exc.args if isinstance(part, ast.JoinedStr)]
+                self.raised.extend(f"{module}: {text}" for text in texts)
+
+
+@pytest.fixture(scope="module")
+def facts() -> Facts:
+    found = Facts()
+    for module, file in source_modules().items():
+        found.read(module, ast.parse(file.read_text(encoding="utf-8")))
+    return found
+
+
 @pytest.mark.parametrize("banned", BANNED)
 def test_a_meaning_has_one_name(defined: dict[str, set[str]], banned: str) -> None:
     used = {name: sorted(modules) for name, modules in defined.items() if re.fullmatch(banned, name)}
     assert used == {}, f"the name is {BANNED[banned]}"
 
 
-def test_what_is_counted_is_bytes() -> None:
+def test_what_is_counted_is_bytes(facts: Facts) -> None:
     """Octets are a word of specifications: in code they are ``data``, ``size`` or ``…_bytes``, also in local names."""
-    found = []
-    for module, file in source_modules().items():
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            name = node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
-            if re.fullmatch(r"\w*octets(_\w+)?", name):
-                found.append(f"{module}: {name}")
-    assert found == []
+    assert facts.octets == []
 
 
 OTHER_TEXTS = re.compile(r", not (by )?\{|\bmust (be|have|take)\b.*[,;] (got|not) |, unlike \{|\btakes\b.*[,;] got\b")
 
 
-def test_what_is_wrong_with_a_value_has_one_form() -> None:
+def test_what_is_wrong_with_a_value_has_one_form(facts: Facts) -> None:
     """``window is 0, wanted 1 or more``, or of unnamed input: ``expected HOST:PORT, got 'x'``."""
-    found, read = [], 0
-    for module, file in source_modules().items():
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Raise) and isinstance(node.exc, ast.Call):
-                texts = [ast.unparse(part) for part in node.exc.args if isinstance(part, ast.JoinedStr)]
-                read += len(texts)
-                found += [f"{module}: {text}" for text in texts if OTHER_TEXTS.search(text)]
-    assert found == []
-    assert read > 500
+    assert [text for text in facts.raised if OTHER_TEXTS.search(text)] == []
+    assert len(facts.raised) > 500
 
 
 TIME = re.compile(r"\w+_(timeout|interval|backoff|delay)|linger|ttl|silence|idle")
@@ -150,19 +174,8 @@ OF_PROTOCOLS = re.compile(
 """Specifications name their frames, events, states and codes alike; and every protocol has peers, listeners and connections."""
 
 
-def test_a_class_name_is_one_thing() -> None:
-    modules: dict[str, list[str]] = {}
-    for module, file in source_modules().items():
-        body = ast.parse(file.read_text(encoding="utf-8")).body
-        names = {
-            entry
-            for node in body
-            if isinstance(node, ast.Assign) and ast.unparse(node.targets[0]) == "__all__"
-            for entry in ast.literal_eval(node.value)
-        }
-        for node in body:
-            if isinstance(node, ast.ClassDef) and node.name in names:
-                modules.setdefault(node.name, []).append(module)
+def test_a_class_name_is_one_thing(facts: Facts) -> None:
+    modules = facts.classes
     several = {name: found for name, found in modules.items() if len(found) > 1}
     free = {name: found for name, found in several.items() if not all(map(OF_PROTOCOLS.fullmatch, found))}
     assert {name: found for name, found in free.items() if name not in SHARED} == {}

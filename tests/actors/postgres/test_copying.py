@@ -34,6 +34,7 @@ async def balances(journal: Any, *commands: tuple[str, Any, str]) -> list[int]:
         return [await accounts[name].ask(m, command=command) for name, m, command in commands]
 
 
+@pytest.mark.ci
 async def test_a_log_goes_to_postgresql_and_back(tmp_path: Path, server: Cluster) -> None:
     """Command ids, snapshots and erasures are the same, and rows have the same offsets."""
     one, two = (server.url(f"{server.schema()}.log") for _ in range(2))
@@ -57,6 +58,7 @@ async def test_a_log_goes_to_postgresql_and_back(tmp_path: Path, server: Cluster
             await balances(place, ("carl", Balance(), "x"))
 
 
+@pytest.mark.ci
 async def test_every_type_of_value_is_copied(tmp_path: Path, url: str) -> None:
     async with ActorSystem("test", ask_timeout=60.0) as system:
         options: dict[str, Any] = {"events": _fault_checks.Noted, "shards": 1}
@@ -72,6 +74,7 @@ async def test_every_type_of_value_is_copied(tmp_path: Path, url: str) -> None:
             assert await books["a\0b"].ask(_fault_checks.GetNotes()) == events
 
 
+@pytest.mark.ci
 async def test_a_copy_that_was_cut_short_is_no_log(
     tmp_path: Path, url: str, server: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -103,6 +106,7 @@ async def test_a_copy_that_was_cut_short_is_no_log(
         await copied(source, url)
 
 
+@pytest.mark.ci
 async def test_the_rows_of_one_moment_are_copied(tmp_path: Path, url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """What a program writes and erases meanwhile is not in the copy. The next attempt has it, and finishes erasures."""
     monkeypatch.setattr(still, "PAGE_ROWS", 5)
@@ -143,8 +147,9 @@ async def test_the_rows_of_one_moment_are_copied(tmp_path: Path, url: str, monke
     assert left == {"", "carl", "dora"}
 
 
+@pytest.mark.ci
 async def test_mistakes(tmp_path: Path, url: str, server: Cluster) -> None:
-    await balances(url)
+    assert await balances(url, ("anna", Deposit(1), "first")) == [1]
     await fill(tmp_path / "a")
     mistakes = [
         (tmp_path / "a", url, "has rows, and is no unfinished copy of the log"),

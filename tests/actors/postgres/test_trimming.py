@@ -19,6 +19,7 @@ from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
 
+@pytest.mark.ci
 async def test_rows_behind_snapshots_are_deleted_in_batches(
     url: str, server: Cluster, monkeypatch: pytest.MonkeyPatch
 ) -> None:
