@@ -37,6 +37,8 @@ def test_not_a_duration(text: str) -> None:
         (["call", "maop://host:1", "--timeout", "soon"], "--timeout: expected more than 0 seconds, got 'soon'"),
         (["journal", "show", "DIR", "--start", "-1"], "--start: expected a whole number, 0 or more, got '-1'"),
         (["interop", "maop", "--port", "http"], "--port: expected a whole number from 0 to 65535, got 'http'"),
+        (["receive", "--listen", ":5044"], "levada receive: error: unrecognized arguments: --listen"),
+        (["journal", "ls", "DIR", "--all"], "levada journal ls: error: unrecognized arguments: --all"),
     ],
 )
 def test_the_error_names_the_option(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

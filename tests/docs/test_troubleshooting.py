@@ -82,6 +82,20 @@ def asyncio_instead() -> None:
     asyncio.run(main())
 
 
+@mistake("no running event loop")
+def asyncio_in_a_handler() -> None:
+    class Sleeper(Actor[Question]):
+        @handles
+        async def answer(self, m: Question) -> int:
+            await asyncio.sleep(1)
+            return 1
+
+    async def ask(system: ActorSystem) -> None:
+        await system.spawn(Sleeper).ask(Question())
+
+    in_system(ask)
+
+
 @mistake("was not entered: async with ActorSystem() as system")
 def not_entered() -> None:
     ActorSystem().spawn(Clerk)
@@ -107,6 +121,27 @@ def another_question() -> None:
         await clerk(system).ask(Other())
 
     in_system(ask)
+
+
+@mistake("which is lost when the entity leaves memory")
+def state_without_an_event() -> None:
+    durable = pytest.importorskip("levada.actors.durable")
+
+    class Till(durable.Durable):  # type: ignore[misc, name-defined]  # a class of an extra
+        total: int = 0
+
+        @handles
+        def add(self, m: Question) -> int:
+            self.total += 1
+            return self.total
+
+        @durable.applies
+        def added(self, e: Other) -> None: ...
+
+    async def open_shards(system: ActorSystem) -> None:
+        await durable.shards(system, Till, events=Other, journal="never-made")
+
+    in_system(open_shards)
 
 
 @mistake("annotate 'm' with the message class")

@@ -11,6 +11,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 
@@ -323,6 +324,21 @@ def test_misuse_is_refused_where_it_is_given(tmp_path: Path) -> None:
         @applies
         def one(self, e: Deposited) -> None: ...
 
+    class Forgets(Durable[Deposit]):
+        balance: int = 0
+        asked: int = attrs.field(default=0, init=False)
+
+        @handles
+        async def deposit(self, m: Deposit) -> int:
+            self.asked += 1  # no state
+            await self.commit()
+            self.balance += m.amount
+            return self.balance
+
+        @applies
+        def one(self, e: Deposited) -> None:
+            self.balance += e.amount
+
     async def refused(cls: Any, events: Any, match: str, **settings: Any) -> None:
         async with ActorSystem("test") as system:
             with pytest.raises(ConfigurationError, match=match):
@@ -338,6 +354,8 @@ def test_misuse_is_refused_where_it_is_given(tmp_path: Path) -> None:
             )
         await refused(Handles, Deposited, "Handles handles Plain: commands are messages")
         await refused(Needs, Deposited, "Needs.balance: a field of a durable actor is state")
+        await refused(Forgets, Deposited, "the handler Forgets.deposit sets self.balance, which is lost")
+        await refused(Account, (Deposited, Withdrawn), "wanted the classes of the events, as in Deposited | Withdrawn")
         await refused(Durable, Deposited, "Durable has no @applies")
         await refused(str, Deposited, "wanted a class derived from Durable")
         await refused(Account, EVENTS, "wanted a number from 1 to 4096", shards=0)

@@ -24,7 +24,7 @@ import io
 import os
 import sys
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 from levada.actors.descriptors import raise_descriptor_limit
 
@@ -34,6 +34,16 @@ if TYPE_CHECKING:
     _SubParsersAction = argparse._SubParsersAction[argparse.ArgumentParser]
 else:
     _SubParsersAction = argparse._SubParsersAction
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser of a command, which refuses unknown arguments itself: the usage above the error is then the command's own."""
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        found, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+        return found, unknown
 
 
 class Subparsers(_SubParsersAction):
@@ -168,7 +178,7 @@ def make_parser(names: Iterable[str] = COMMANDS, words: Sequence[str] = ()) -> a
     """
     from levada.framework import __version__  # not above: it imports trio
 
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="levada",
         description="Actors, typed channels, wire protocols and Spark, from the command line.",
         epilog="`levada COMMAND --help` describes a command in full.",

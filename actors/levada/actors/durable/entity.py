@@ -9,9 +9,12 @@ and a function marked with `upcasts` converts the columns of an old row to the n
 
 from __future__ import annotations
 
+import ast
+import functools
 import inspect
 import math
 import sys
+import textwrap
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
 from typing import Any, ClassVar, NoReturn, TypeVar
@@ -31,7 +34,7 @@ from .reminders import Reminder
 from .rows import FORGOT, REMIND, LogRow
 from .turns import CommandTurn, Live
 
-__all__ = ["Durable", "Upcaster", "applies", "bind", "handler_of", "upcasts"]
+__all__ = ["Durable", "Upcaster", "applies", "bind", "handler_of", "state_set_by_handlers", "upcasts"]
 
 M = TypeVar("M")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -371,6 +374,33 @@ def _appliers(cls: type) -> dict[type, Callable[[Any, Any], None]]:
                 raise ConfigurationError(f"{where}: another method of {cls.__name__} applies {kind.__name__} too")
             found[kind] = function
     return found
+
+
+def state_set_by_handlers(cls: type[Durable[Any]]) -> list[tuple[str, str]]:
+    """List the handlers that assign to a field of the state, each with the field: a replay does not know of such changes."""
+    fields = {field.name for field in attrs.fields(cls) if field.init}  # type: ignore[arg-type]  # each actor class is an attrs class
+    handlers = {each.__name__: each for each in cls.command_table.values() if inspect.isfunction(each)}
+    return [(name, field) for name, handler in handlers.items() for field in _assigned(handler) if field in fields]
+
+
+@functools.lru_cache(maxsize=1024)
+def _assigned(handler: Callable[..., Any]) -> tuple[str, ...]:
+    """The attributes that a method assigns to its first parameter. Empty if Python has no source of it."""
+    try:
+        (method,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(handler)))).body
+    except (OSError, SyntaxError, TypeError, ValueError):
+        return ()
+    if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) or not method.args.args:
+        return ()
+    own = method.args.args[0].arg
+    return tuple(
+        node.attr
+        for node in ast.walk(method)
+        if isinstance(node, ast.Attribute)
+        and isinstance(node.ctx, ast.Store)
+        and isinstance(node.value, ast.Name)
+        and node.value.id == own
+    )
 
 
 def upcasts(kind: str, *, version: int) -> Callable[[D], D]:

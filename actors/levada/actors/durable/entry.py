@@ -25,7 +25,7 @@ from levada.framework.message import tag_of
 from levada.framework.ref import DEFAULT_TIMEOUT
 
 from .access import Access
-from .entity import Durable, handler_of
+from .entity import Durable, handler_of, state_set_by_handlers
 from .hosting import MAILBOX, Terms
 from .opening import AGAIN, Folder, OpenShards, Place, columns_in, database_at, has_streams, open_journal
 from .routing import Follower, Route, ShardRoutes, ToShard, subscribed
@@ -465,12 +465,20 @@ def _place_of(journal: Any, name: str, *, keeper: bool) -> Place:
 def _check_class(cls: type[Durable[Any]], events: tuple[type, ...]) -> None:
     if not isinstance(cls, type) or not issubclass(cls, Durable):
         raise ConfigurationError(f"shards() got {cls!r}, wanted a class derived from Durable")
+    for kind in events:
+        if not isinstance(kind, type):
+            raise ConfigurationError(f"events is {kind!r}, wanted the classes of the events, as in Deposited | Withdrawn")
     missing = [kind.__name__ for kind in events if kind not in cls.appliers]
     if missing:
         raise ConfigurationError(f"{cls.__name__} has no @applies method for {', '.join(missing)}")
     extra = [kind.__name__ for kind in cls.appliers if kind not in events]
     if extra:
         raise ConfigurationError(f"{cls.__name__} applies {', '.join(extra)}, which shards(events=…) does not name")
+    for handler, field in state_set_by_handlers(cls):
+        raise ConfigurationError(
+            f"the handler {cls.__name__}.{handler} sets self.{field}, which is lost when the entity leaves memory: record an event, and set it "
+            "in the @applies method; if it is no state, declare it with attrs.field(init=False)"
+        )
     for kind in cls.command_table:
         if (
             isinstance(kind, type)
