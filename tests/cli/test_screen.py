@@ -191,6 +191,24 @@ def test_the_head_has_the_rate_and_the_stall() -> None:
     assert red == ["red"]
 
 
+def test_what_is_wrong_is_above_the_table() -> None:
+    long = "/shop/till falls behind: 1,200 messages wait, the oldest for 4.0 s. It gets 900 a second and handles 300."
+    made = screen()
+    made.take(SHOP, None, [long, "Node n1 is down.", "n0: The event loop was held up.", "one more", "and another"])
+    shown = lines(made)
+    assert shown[2:7] == [
+        "! /shop/till falls behind: 1,200 messages wait, the oldest for 4.0 s. It gets",
+        "  900 a second and handles 300.",
+        "! Node n1 is down.",
+        "! n0: The event loop was held up.",
+        "! and 2 more: levada top --web shows all",
+    ]
+    assert len(shown) == 24
+    assert names(made) == ["shop", "  cart", "  till", "$2/$3/$4"]
+    made.take(SHOP, None)
+    assert not any(line.startswith("!") for line in lines(made))
+
+
 def test_names_cannot_write_on_the_terminal() -> None:
     made = press(screen(snapshot(row("/x\x1b[2J", "X", about="y\x1b]0;z\x07"))), "enter", "/", "\u00e9")
     assert "\x1b" not in "".join(lines(made))

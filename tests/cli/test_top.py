@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 import termios
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -44,6 +45,12 @@ class Library(Actor[Note]):
     @handles
     def note(self, m: Note) -> None:
         pass
+
+
+class Stuck(Actor[Note]):
+    @handles
+    def note(self, m: Note) -> None:
+        time.sleep(0.15)  # more than the tenth of a second that is worth a sentence
 
 
 @pytest.fixture
@@ -113,6 +120,18 @@ async def test_as_json(console: str, capsys: pytest.CaptureFixture[str]) -> None
     snapshot = Snapshot.from_json(json.loads(capsys.readouterr().out))
     assert [row.path for row in snapshot.actors] == ["/", "/$1", "/library"]
     assert snapshot.actors[2].hidden == 1
+
+
+async def test_it_says_what_is_wrong_as_the_dashboard_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with ActorSystem("town") as system, serve_console(system, tmp_path / "c") as path:
+        system.spawn(Stuck, name="stuck").tell(Note())
+        await wait_all_tasks_blocked()
+        assert await levada("top", path, "--once") == 0
+        out = capsys.readouterr().out
+        assert re.match(r"! The event loop was held up for .*, .* ago\. Nothing else ran meanwhile\.\ntown", out)
+        assert await levada("top", path, "--once", "--json") == 0
+        [trouble] = json.loads(capsys.readouterr().out)["troubles"]
+        assert trouble["text"].startswith("The event loop was held up for ")
 
 
 async def test_depth_and_order(console: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Final
 
@@ -26,6 +27,8 @@ _KEYS: Final = (
 )  # fmt: skip
 _DETAIL: Final = 9
 """Lines of the detail pane."""
+_TROUBLES: Final = 3
+"""The most sentences about what is wrong, of two lines each."""
 _NAMES: Final = {
     b"\x1b[A": "up", b"\x1b[B": "down", b"\x1b[C": "right", b"\x1b[D": "left", b"\x1b[H": "home", b"\x1b[F": "end", b"\x1b[1~": "home",
     b"\x1b[4~": "end", b"\x1b[5~": "page up", b"\x1b[6~": "page down", b"\r": "enter", b"\n": "enter", b"\x7f": "erase", b"\b": "erase",
@@ -68,13 +71,14 @@ class Screen:
     """Path of the chosen actor."""
     _snapshot: Snapshot | None = None
     _previous: Snapshot | None = None
+    _troubles: Sequence[str] = ()
     _first: int = 0  # the row at the top
     _shown: list[_Line] = attrs.field(factory=list)
     _room: int = 1  # rows on the screen
 
-    def take(self, snapshot: Snapshot, previous: Snapshot | None) -> None:
-        """Show another snapshot."""
-        self._snapshot, self._previous = snapshot, previous
+    def take(self, snapshot: Snapshot, previous: Snapshot | None, troubles: Sequence[str] = ()) -> None:
+        """Show another snapshot, and what is wrong now, in a sentence each."""
+        self._snapshot, self._previous, self._troubles = snapshot, previous, troubles
         self._arrange()
 
     def press(self, key: str) -> bool:
@@ -106,7 +110,7 @@ class Screen:
         """Return the lines of the screen, `height` at most."""
         if self._snapshot is None:
             return [Text("waiting for the program")]
-        head = self._head()
+        head = [*self._head(), *self._wrong(width)]
         keys = self._footer()
         pane = self._pane() if self.detail else []
         self._room = max(1, height - len(head) - len(pane) - 2)
@@ -154,6 +158,15 @@ class Screen:
         if hidden:
             head.append(Text(f"{hidden:,} actors and those below them were not fetched: raise --limit", style="yellow"))
         return head
+
+    def _wrong(self, width: int) -> Iterator[Text]:
+        for sentence in self._troubles[:_TROUBLES]:
+            wrapped = textwrap.wrap(
+                f"! {printable(sentence, 500)}", width, subsequent_indent="  ", max_lines=2, placeholder=" …"
+            )
+            yield from (Text(line, style="red") for line in wrapped)
+        if len(self._troubles) > _TROUBLES:
+            yield Text(f"! and {len(self._troubles) - _TROUBLES} more: levada top --web shows all", style="red")
 
     def _footer(self) -> Text:
         if self.typing:

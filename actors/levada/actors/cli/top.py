@@ -8,11 +8,12 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Final
 
 import trio
 
-from levada.actors.console import SORTS, Snapshot, connect_console, text
+from levada.actors.console import SORTS, Snapshot, View, connect_console, text
 from levada.framework.errors import ConfigurationError
 
 from . import Subparsers, dashboard
@@ -20,6 +21,11 @@ from .arguments import positive, real
 from .servers import console_of
 
 __all__ = ["add_parser", "run"]
+
+_OVERVIEW: Final = View(page="overview", count=1)
+_Troubles = Sequence[dict[str, Any]]
+"""What is wrong now, as on the dashboard's overview: `levada.actors.console.trouble.Trouble` as JSON, with ``node`` for one of a node."""
+_Draw = Callable[[Snapshot, Snapshot | None, _Troubles], None]
 
 
 def add_parser(subparsers: Subparsers) -> None:
@@ -69,26 +75,31 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-async def _watch(args: argparse.Namespace, draw: Callable[[Snapshot, Snapshot | None], None]) -> None:
+async def _watch(args: argparse.Namespace, draw: _Draw) -> None:
     async with connect_console(args.path) as console:
         previous: Snapshot | None = None
         while True:
             snapshot = await console.snapshot(limit=args.limit)
-            draw(snapshot, previous)
+            draw(snapshot, previous, (await console.view(_OVERVIEW))["troubles"])
             if args.once:
                 return
             previous = snapshot
             await trio.sleep(args.interval)
 
 
-def _write_json(snapshot: Snapshot, _: Snapshot | None) -> None:
-    print(json.dumps(snapshot.to_json(), separators=(",", ":")), flush=True)
+def _sentences(troubles: _Troubles) -> list[str]:
+    return [f"{each['node']}: {each['text']}" if each.get("node") else each["text"] for each in troubles]
 
 
-def _write_text(args: argparse.Namespace) -> Callable[[Snapshot, Snapshot | None], None]:
-    def draw(snapshot: Snapshot, previous: Snapshot | None) -> None:
+def _write_json(snapshot: Snapshot, _: Snapshot | None, troubles: _Troubles) -> None:
+    print(json.dumps({**snapshot.to_json(), "troubles": troubles}, separators=(",", ":")), flush=True)
+
+
+def _write_text(args: argparse.Namespace) -> _Draw:
+    def draw(snapshot: Snapshot, previous: Snapshot | None, troubles: _Troubles) -> None:
         gap = "\n" if previous is not None else ""
-        print(gap + text(snapshot, previous=previous, sort=args.sort, depth=args.depth), end="", flush=True)
+        wrong = "".join(f"! {each}\n" for each in _sentences(troubles))
+        print(gap + wrong + text(snapshot, previous=previous, sort=args.sort, depth=args.depth), end="", flush=True)
 
     return draw
 
@@ -105,8 +116,8 @@ def _watch_live(args: argparse.Namespace) -> None:
     def draw() -> None:
         live.update(Group(*screen.lines(terminal.width, terminal.height)), refresh=True)
 
-    def take(snapshot: Snapshot, previous: Snapshot | None) -> None:
-        screen.take(snapshot, previous)
+    def take(snapshot: Snapshot, previous: Snapshot | None, troubles: _Troubles) -> None:
+        screen.take(snapshot, previous, _sentences(troubles))
         draw()
 
     async def read_keys(keyboard: int, watching: trio.CancelScope) -> None:
