@@ -467,7 +467,9 @@ def _check_class(cls: type[Durable[Any]], events: tuple[type, ...]) -> None:
         raise ConfigurationError(f"shards() got {cls!r}, wanted a class derived from Durable")
     for kind in events:
         if not isinstance(kind, type):
-            raise ConfigurationError(f"events is {kind!r}, wanted the classes of the events, as in Deposited | Withdrawn")
+            raise ConfigurationError(
+                f"events is {kind!r}, wanted the classes of the events, as in Deposited | Withdrawn"
+            )
     missing = [kind.__name__ for kind in events if kind not in cls.appliers]
     if missing:
         raise ConfigurationError(f"{cls.__name__} has no @applies method for {', '.join(missing)}")

@@ -7,6 +7,7 @@ driver opens it again, there or on another node. So a shard that was fenced off 
 from __future__ import annotations
 
 import sys
+from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
@@ -16,7 +17,7 @@ import trio
 
 from levada.actors.journal import LogStore
 from levada.framework import Actor, Asks, Codec, Down, Ref, Reply, Sender, bounded, handles, message
-from levada.framework.errors import ActorError, ConfigurationError
+from levada.framework.errors import ActorError, ConfigurationError, NameTaken
 from levada.framework.text import printable
 
 from .access import Access
@@ -223,7 +224,11 @@ class Host(Actor[CheckHost | Open | Close | EndHost | _Unused]):
         former = self._shards.get(m.shard)
         if former is not None:
             former.kill()
-        ref = self.spawn(Shard, self._settings, self._ways[m.shard], mailbox=bounded(MAILBOX))
+        spawn = partial(self.spawn, Shard, self._settings, self._ways[m.shard], mailbox=bounded(MAILBOX))
+        try:
+            ref = spawn(name=str(m.shard))
+        except NameTaken:  # a former one is still ending
+            ref = spawn()
         self._shards[m.shard] = ref
         self._told.discard(m.shard)
         self.watch(ref, m.shard)

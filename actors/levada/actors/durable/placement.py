@@ -16,6 +16,7 @@ from typing import Any, Final
 import trio
 
 from levada.actors.nodes import Member, MemberState, Nodes
+from levada.actors.nodes.orders import spawn_order
 from levada.framework import Actor, Asks, Normal, Reason, Ref, Sender, Shutdown, handles, message
 from levada.framework.errors import (
     ActorError,
@@ -113,7 +114,10 @@ class Placement(Actor[PrepareHosts | Subscribe]):
         async with self._starting.setdefault(member.node_id, trio.Lock()):
             ref = self._hosts.get(member.node_id)
             if ref is None or not ref.is_alive:
-                ref = await self.fleet.spawn(Host, self.terms, self.journal, on=member.name)
+                order = spawn_order(
+                    Host, (self.terms, self.journal), "stop", None, label=self.terms.cls.rpartition(":")[2]
+                )
+                ref = await self.fleet.spawn_order(order, member.name, None)
                 try:
                     await ref.ask(CheckHost(), timeout=OPENING)
                 except ActorError as error:

@@ -236,6 +236,8 @@ class Spawn(Asks[Ref[Any]], UntracedMessage):
     """The arguments of the class, each as a `Packed`. In a system without nodes, where the order does not travel, they are as they are."""
     policy: Policy | None
     mailbox: MailboxRoom | None
+    label: str = ""
+    """Its name on the node, if no other actor has that there."""
 
 
 @message("levada.node.End")

@@ -178,7 +178,7 @@ class _Body:
     async def run(self) -> NodeLost | None:
         """Run the app until it is to end; return the failure, if any."""
         system, side, failure = self._system, self._side, None
-        control = system.spawn(Control, side, self._end)
+        control = system.spawn(Control, side, self._end, name="levada")
         answer: OneshotSender[Welcome | NodeRefused]
         answered: OneshotReceiver[Welcome | NodeRefused]
         answer, answered = oneshot(Welcome | NodeRefused, name="welcome")
@@ -302,10 +302,10 @@ class Control(
                 raise NodeLeaves(f"{self.system.name} is draining")
             cls, args, mailbox = actor_class(m.cls), arguments_of(m), mailbox_of(m.mailbox)
             if m.policy is None:
-                return self.spawn(cls, *args, mailbox=mailbox)
+                return self.spawn(cls, *args, mailbox=mailbox, name=self._free(m.label))
             spec = child(cls, *args, mailbox=mailbox, supervise=policy_of(m.policy))
             # Its own supervisor, so that an actor that fails too often ends nothing else.
-            supervisor = self.spawn(Supervisor)
+            supervisor = self.spawn(Supervisor, name=self._free(m.label))
             try:
                 ref: Ref[Any] = await supervisor.ask(StartChild(spec), timeout=None)
             except BaseException:
@@ -317,6 +317,11 @@ class Control(
         except Exception as error:  # noqa: BLE001 - it is the asker's
             self.reply_later().fail(error)
             return None
+
+    def _free(self, label: str) -> str | None:
+        """Return a label that can be a name here; a former actor that has it may still be ending."""
+        is_name = label.isprintable() and label != "" and not label.startswith("$")
+        return label if is_name and self.system.lookup(f"{self.ref.path}/{label}") is None else None
 
     @handles
     def end_here(self, m: End) -> None:

@@ -300,7 +300,7 @@ class Nodes(ABC):
         Cancellation:
             the actor may have been started.
         """
-        return await self.spawn_order(spawn_order(cls, args, supervise, mailbox), on, name)
+        return await self.spawn_order(spawn_order(cls, args, supervise, mailbox, label=name), on, name)
 
     @abstractmethod
     async def spawn_order(self, order: Spawn, on: str | int, name: str | None) -> Ref[Any]:

@@ -24,6 +24,7 @@ def spawn_order(
     supervise: Supervision,
     mailbox: MailboxPolicy | None,
     *,
+    label: str | None = None,
     travels: bool = True,
 ) -> Spawn:
     """Describe an actor to start.
@@ -33,6 +34,7 @@ def spawn_order(
         args: the arguments of the class.
         supervise: its supervision.
         mailbox: its mailbox.
+        label: its name on its node, if no other actor has that there; of a name with ``/``, the last part. None: it has no name.
         travels: whether another process reads the description. Otherwise the class and the arguments may be any.
 
     Raises:
@@ -57,7 +59,9 @@ def spawn_order(
         if not isinstance(mailbox.overflow, str):
             raise ConfigurationError("conflate(key) is a function, which cannot travel: set the mailbox on the node")
         room = MailboxRoom(mailbox.capacity, mailbox.overflow)
-    return Spawn(named(cls), [_packed(i, each) for i, each in enumerate(args)] if travels else [*args], policy, room)
+    packed = [_packed(i, each) for i, each in enumerate(args)] if travels else [*args]
+    last = label.rpartition("/")[2] if isinstance(label, str) else ""  # the name in the fleet is checked elsewhere
+    return Spawn(named(cls), packed, policy, room, last)
 
 
 def _name_of(cls: type[Any]) -> str:

@@ -75,7 +75,7 @@ async def singleton(
         raise ConfigurationError(f"name is {name!r}, wanted a str")
     fleet = fleet_of(system)
     if fleet is not None:
-        return await fleet.join(spawn_order(cls, args, supervise, mailbox), on, name)
+        return await fleet.join(spawn_order(cls, args, supervise, mailbox, label=name), on, name)
     await trio.lowlevel.checkpoint()
     order = spawn_order(cls, args, supervise, mailbox, travels=False)
     known = _alone.setdefault(system, {})
