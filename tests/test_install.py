@@ -101,6 +101,11 @@ def test_the_core_from_a_wheel(distributions: tuple[Path, Path], tmp_path: Path)
     assert packed.keys() == expected.keys()
     assert packed == expected
     assert {f"levada/{layer}/py.typed" for layer in LAYERS} | {"levada/actors/dashboard/assets/app.js"} <= packed.keys()
+    with zipfile.ZipFile(wheel) as archive:
+        licences = {name.rpartition("/")[2]: archive.read(name) for name in archive.namelist() if "/licenses/" in name}
+    uplot = "actors/levada/actors/dashboard/assets/uplot.LICENSE"
+    assert licences == {"LICENSE": (ROOT / "LICENSE").read_bytes(), "uplot.LICENSE": (ROOT / uplot).read_bytes()}
+    assert b"Copyright (c) 2022 Leon Sorokin" in licences["uplot.LICENSE"]
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
     assert {"pyproject.toml", "LICENSE", "constraints.txt", "benchmarks/actors.py", "tests/test_install.py"} <= names

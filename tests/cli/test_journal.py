@@ -351,6 +351,10 @@ def test_a_copy_of_a_log_of_durable_actors(
     with inspect(target) as found:
         said = f"{target}: journal {found.epoch}, a copy of {epoch}, 3 rows copied, 2 partitions"
     assert (code, output.splitlines()) == (0, [said, "levada: 3 of 3 rows"])
+    said = said.replace("3 rows copied", "it has all rows already")
+    assert levada("copy", source, target) == (0, f"{said}\n")
+    with Store.open(target, None, log_config(2)) as store:  # the program has gone on with the copy
+        store.append([(1, pa.RecordBatch.from_pylist(rows[:1], columns))])
     code, output = levada("copy", source, target)
     assert (code, f"{target} has rows, and is no unfinished copy of the log {epoch}" in output) == (2, True)
     for place, text in ((source / "copy", f"is inside {source}"), (tmp_path, "is not empty, and no log")):

@@ -135,7 +135,7 @@ def state_without_an_event() -> None:
             self.total += 1
             return self.total
 
-        @durable.applies
+        @durable.applies  # type: ignore[untyped-decorator]
         def added(self, e: Other) -> None: ...
 
     async def open_shards(system: ActorSystem) -> None:

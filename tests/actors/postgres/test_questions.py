@@ -170,6 +170,20 @@ async def test_rows_come_in_pieces_of_the_size_that_is_asked_for(url: str) -> No
         assert [await log.ask(OffsetWithin(0, 0, 6, size)) for size in (1, 250_000, 10_000_000)] == [1, 2, 6]
 
 
+async def test_its_report_has_rows_and_their_size(url: str, server: Cluster) -> None:
+    """As the dashboard shows them. While the database is away, the other counts are there."""
+    async with ActorSystem("test", ask_timeout=50.0) as system, store(url).open(system, 2) as log:
+        assert "rows" not in await system.observe.report(log)  # a report opens nothing
+        assert (await log.ask(GetExtent())).end == {0: 0, 1: 0}
+        empty = await system.observe.report(log)
+        assert (empty["partitions"], empty["rows"], empty["bytes_stored"]) == (2, 0, 0)
+        await log.ask(GetSchema(COLUMNS.serialize().to_pybytes()))
+        await log.ask(Append(rows_for("a", "b", "c", size=10_000), partition=1, at=0))
+        full = await system.observe.report(log)
+        assert (full["rows"], full["rows_appended"], full["appends_waiting"]) == (3, 3, 0)
+        assert int(str(full["bytes_stored"])) >= 8192 * 3  # the table, and two indexes
+
+
 async def test_many_rows_come_in_pieces_too(url: str) -> None:
     async with log_at(url, 1) as log:
         await log.ask(Append(rows_for(*["a"] * 9000), partition=0, at=0))

@@ -405,8 +405,9 @@ def _copy(args: argparse.Namespace) -> int:
                 timeout=args.timeout,
                 progress=_Progress("rows"),
             )
+        how = f"{found.rows:,} rows copied" if found.rows else "it has all rows already"
         print(
-            f"{printable(found.target)}: journal {found.epoch}, a copy of {found.source}, {found.rows:,} rows copied, {len(found.end)} partitions"
+            f"{printable(found.target)}: journal {found.epoch}, a copy of {found.source}, {how}, {len(found.end)} partitions"
         )
 
     return _unless_damaged(lambda: trio.run(copy))

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 from bisect import bisect_left
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
+from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -46,7 +46,7 @@ from levada.actors.journal.log_events import event_columns
 from levada.actors.journal.questions import MOST_COPIED
 from levada.actors.journal.still import StillLog, still_folder
 from levada.framework import ActorSystem, Asks, Ref, bounded
-from levada.framework.errors import ActorError, ConfigurationError
+from levada.framework.errors import ActorError, ConfigurationError, LevadaError
 from levada.framework.files import folder_path
 from levada.framework.platform import Platform
 
@@ -96,7 +96,7 @@ async def copy_log(
     its own, with another epoch: a checkpoint of Spark on the source is refused there.
 
     If this ends early, however that comes, call it again with the same arguments: it goes on where it stopped. Until then the copy does not open as a
-    log: `CopyUnfinished`.
+    log: `CopyUnfinished`. A call after the last one compares all rows, and copies none.
 
     Args:
         system: the system of this process.
@@ -136,13 +136,19 @@ async def copy_log(
                 "the source is a copy of another log, and is not whole: finish it with levada journal copy"
             )
         copying = _Copying(system, still, progress)
-        async with copy.open(system, still) as log:
-            extent = await _ask(log, GetExtent())
-            try:
-                await copying.run(log, extent)
-            except JournalFull as error:
-                error.detail += ", and copy again: it goes on where it stopped"
+        try:
+            async with copy.open(system, still) as log:
+                extent = await _ask(log, GetExtent())
+                try:
+                    await copying.run(log, extent)
+                except JournalFull as error:
+                    error.detail += ", and copy again: it goes on where it stopped"
+                    raise
+        except ConfigurationError:
+            whole = await platform.run_in_thread(_whole_copy, still, copy, platform, timeout)
+            if whole is None:
                 raise
+            return CopiedRows(target=str(copy), source=still.epoch, epoch=whole, end=still.ends, rows=0)
         if checked is not None:
             async with _in_thread(platform, partial(checked.still, platform, timeout)) as other:
                 await platform.run_in_thread(_compare, still, other)
@@ -361,6 +367,19 @@ async def _erase(log: Ref[Any], shard: int, entity: str, before: int) -> None:
     found: Found = await _ask(log, ReadEntity(entity, partition=shard, max_bytes=1))
     if found.count and found.batch().column(0)[0].as_py() < before:
         await _ask(log, EraseEntity(entity, partition=shard, before=before))
+
+
+def _whole_copy(
+    source: StillLog, place: _FolderPlace | _PostgresPlace | _RefTarget, platform: Platform, timeout: float
+) -> str | None:
+    """Return the epoch of a log that is not open as a copy any more and has the rows of the source, no others; else None. Blocks."""
+    if isinstance(place, _RefTarget):
+        return None
+    with suppress(LevadaError, OSError), place.still(platform, timeout) as copy:
+        if copy.copy_of is None and copy.epoch != source.epoch:
+            _compare(source, copy)
+            return copy.epoch
+    return None
 
 
 def _compare(source: StillLog, copy: StillLog) -> None:

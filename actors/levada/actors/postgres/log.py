@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
 import pyarrow as pa
@@ -64,6 +64,8 @@ __all__ = ["PostgresLog"]
 
 ERASED_WITHIN: Final = 600.0
 """Seconds after which a connection that erases counts as lost: an entity may have many rows."""
+REPORTED_WITHIN: Final = 0.4
+"""Seconds that a report waits for the sizes: the dashboard waits for half a second."""
 POLL_EVERY: Final = 0.05
 """Seconds between looks at the ends while `AwaitRows` waits for rows of other processes; a look takes 60 µs of CPU."""
 MOST_ROWS: Final = 4096
@@ -132,13 +134,27 @@ class PostgresLog(
         return self.address.shown
 
     async def report(self) -> Mapping[str, object]:
-        """Return its counts."""
+        """Return its counts; and the sizes, if it is open and the database answers."""
+        sizes: Mapping[str, object] = {}
+        if self._database.log is not None:
+            with trio.move_on_after(REPORTED_WITHIN), suppress(JournalError, DatabaseAway):
+                sizes = await self._sizes(self._database.log)
         return {
             "name": self.address.table,
             "directory": self.about,
+            **sizes,
             "rows_appended": self._writer.rows,
             "appends_waiting": len(self._writer),
             "reconnected": self._database.reconnected,
+        }
+
+    async def _sizes(self, log: OpenLog) -> Mapping[str, object]:
+        extent = await self._extent(log, None)
+        [found] = await self._database.read([(log.tables.size(), [])])
+        return {
+            "partitions": len(extent.end),
+            "rows": sum(end - extent.first[shard] for shard, end in extent.end.items()),
+            "bytes_stored": 0 if found.get_value(0, 0) is None else number_in(found, 0),
         }
 
     def metrics(self) -> Iterable[Sample]:

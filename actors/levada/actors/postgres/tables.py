@@ -164,6 +164,11 @@ class LogTables:
         )
         return f"SELECT {columns}, ({newest}) FROM {self.name('_shards')} AS s LEFT JOIN {self.name('_trims')} AS t ON t.shard = s.shard"
 
+    def size(self) -> str:
+        """The statement for the bytes of the rows and their indexes; null if there are no columns yet."""
+        table = self.name().replace("'", "''")
+        return f"SELECT pg_total_relation_size(to_regclass('{table}'))"
+
     def reach(self) -> str:
         """Return the statement for the reach of an opening: whether it is known, the ends now, and the lowest ends of later openings.
 
