@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import inspect
+import os
 import re
 import subprocess
 import sys
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -30,6 +32,45 @@ def test_the_program_prints_what_the_page_says(tmp_path: Path) -> None:
     )
     assert (done.stdout, done.returncode) == (OUTPUT, 0), done.stderr
     assert len(re.findall(r"^n[01]: node \d+$", done.stderr, re.MULTILINE)) == 2
+
+
+@pytest.mark.release
+@pytest.mark.loopback
+@pytest.mark.timeout(600)
+def test_nodes_run_on_a_standalone_cluster_that_is_started_as_the_page_says(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    pytest.importorskip("cryptography")
+    from tests.actors.spark.test_nodes_cluster import said
+
+    setup, start = re.findall(r"```sh\n(.*?)```", TEXT, re.DOTALL)
+    workers, main = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)[:2]
+    (tmp_path / "workers.py").write_text(workers, "utf-8")
+    (session,) = re.findall(r'session\(master="spark://.*?"\)', TEXT)
+    export, *lines, driver = start.splitlines()
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    with ExitStack() as running:
+
+        def run(line: str, log: str = "") -> subprocess.Popen[str]:
+            out = running.enter_context(open(tmp_path / log, "w")) if log else subprocess.PIPE
+            command = ["sh", "-ec", f"{export}; exec {line}"]
+            process = subprocess.Popen(
+                command, cwd=tmp_path, env=os.environ | {"PATH": path}, stdout=out, stderr=out, text=True
+            )
+            running.callback(process.wait)
+            running.callback(process.terminate)
+            return process
+
+        assert subprocess.run(["sh", "-ec", setup], cwd=tmp_path, check=False).returncode == 0
+        master = run(f"{lines[0].replace('7077', '0')} --webui-port 0", "master")
+        port = said(master, tmp_path / "master", r"Starting Spark master at spark://127.0.0.1:(\d+)")
+        for number, line in enumerate(lines[1:]):
+            worker = run(f"{line.replace('7077', port)} --webui-port 0", f"worker{number}")
+            said(worker, tmp_path / f"worker{number}", "(Successfully registered)")
+        (tmp_path / "main.py").write_text(
+            main.replace('session(master="local[4]")', session.replace("7077", port)), "utf-8"
+        )
+        out, err = run(driver.replace("python", sys.executable)).communicate()
+        assert out == OUTPUT, err
 
 
 def test_the_table_has_every_setting_that_is_refused() -> None:

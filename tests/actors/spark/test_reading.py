@@ -126,8 +126,12 @@ def test_rows_that_an_older_copy_lacks_are_named(actors: Actors) -> None:
     lines = actors.mailbox("lines", Line)
     actors.do(lambda: lines.append([Line(1)]))
     end = json.loads(read_mailbox(actors.bridge.address, "lines").schema.metadata[b"levada.end"])
-    with pytest.raises(JournalBehind, match="no such opening: it is an older copy"):
+    with pytest.raises(JournalBehind, match="no such opening: it is an older copy") as behind:
         read_mailbox(actors.bridge.address, "lines", after=json.dumps(end | {"opening": "f" * 32}))
+    assert str(behind.value).endswith(
+        "The same rows end at {0: 0}. You can put the newest copy of the journal back, or read without `after`"
+    )
+    assert "checkpoint" not in str(behind.value)
 
 
 @pytest.mark.parametrize(

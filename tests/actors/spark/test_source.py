@@ -309,7 +309,7 @@ def test_a_checkpoint_of_another_journal_is_refused(actors: Actors) -> None:
     fill(actors, "lines", 1)
     stream = source(actors)
     start = {**stream.initialOffset(), "epoch": "0" * 32}
-    with pytest.raises(EpochChanged, match="Start the query with a new checkpoint"):
+    with pytest.raises(EpochChanged, match="You can start the query with a new checkpoint"):
         stream.latestOffset(start, ReadAllAvailable())
 
 

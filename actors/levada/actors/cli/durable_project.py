@@ -207,6 +207,7 @@ The folder `lots` has the log: the events of all lots, as a table that Spark can
 `levada journal ls lots` shows it while the app does not run.
 
 - levada has to be in this environment first. It is not on a package index yet: `pip install '.$extra'` in its clone.
+- `mypy` checks the types, such as the answer of each question.
 - If "another process or listener has this address", change the port at the top of `$name.py`.
   Port 0 takes a free one, which `levada serve` prints.
 - To change what a lot does, change its handlers.

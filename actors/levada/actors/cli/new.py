@@ -136,10 +136,15 @@ requires-python = ">=3.11"
 dependencies = ["levada$extra>=$version"]
 
 [project.optional-dependencies]
-dev = ["pytest>=8.2"]
+dev = ["mypy>=1.11", "pytest>=8.2"]
 
 [tool.hatch.build.targets.wheel]
 only-include = ["$name.py"]
+
+[tool.mypy]
+files = "*.py"
+strict = true
+explicit_package_bases = true
 """,
     "README.md": """\
 # $name
@@ -150,6 +155,7 @@ $about
 $commands```
 
 - levada has to be in this environment first. It is not on a package index yet: `pip install '.$extra'` in its clone.
+- `mypy` checks the types, such as the answer of each question.
 - The addresses are in `$name.py`. If "another process or listener has this address", change the port there.
   Port 0 takes a free one, which `levada serve` prints.
 - The connections are not encrypted. Give `serve` a certificate and `authenticate=` before other machines may connect.

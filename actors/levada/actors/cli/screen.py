@@ -28,7 +28,7 @@ _KEYS: Final = (
 _DETAIL: Final = 9
 """Lines of the detail pane."""
 _TROUBLES: Final = 3
-"""The most sentences about what is wrong, of two lines each."""
+"""The most sentences about troubles, of two lines each."""
 _NAMES: Final = {
     b"\x1b[A": "up", b"\x1b[B": "down", b"\x1b[C": "right", b"\x1b[D": "left", b"\x1b[H": "home", b"\x1b[F": "end", b"\x1b[1~": "home",
     b"\x1b[4~": "end", b"\x1b[5~": "page up", b"\x1b[6~": "page down", b"\r": "enter", b"\n": "enter", b"\x7f": "erase", b"\b": "erase",
@@ -77,7 +77,7 @@ class Screen:
     _room: int = 1  # rows on the screen
 
     def take(self, snapshot: Snapshot, previous: Snapshot | None, troubles: Sequence[str] = ()) -> None:
-        """Show another snapshot, and what is wrong now, in a sentence each."""
+        """Show another snapshot, and the troubles of the moment, in a sentence each."""
         self._snapshot, self._previous, self._troubles = snapshot, previous, troubles
         self._arrange()
 

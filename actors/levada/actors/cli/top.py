@@ -24,7 +24,7 @@ __all__ = ["add_parser", "run"]
 
 _OVERVIEW: Final = View(page="overview", count=1)
 _Troubles = Sequence[dict[str, Any]]
-"""What is wrong now, as on the dashboard's overview: `levada.actors.console.trouble.Trouble` as JSON, with ``node`` for one of a node."""
+"""The troubles of the moment, as on the dashboard's overview: `levada.actors.console.trouble.Trouble` as JSON, with ``node`` for one of a node."""
 _Draw = Callable[[Snapshot, Snapshot | None, _Troubles], None]
 
 

@@ -26,17 +26,25 @@ def position(found: Description, offsets: Mapping[int, int]) -> dict[str, Any]:
 
 
 def offsets_in(
-    position: Mapping[str, Any], found: Description, remote: RemoteMailbox
+    position: Mapping[str, Any], found: Description, remote: RemoteMailbox, *, held: str, again: str, skip: str = ""
 ) -> tuple[dict[int, int], JournalBehind | None]:
     """Return the offsets of a position. If rows before it are lost, also the error that names them, with the offsets of the remaining rows.
+
+    Args:
+        position: where the reader stands.
+        found: what the bridge says of the mailbox.
+        remote: the mailbox.
+        held: the holder of the position, for the errors.
+        again: how to begin anew, for the errors.
+        skip: how to go on with the rows that are left, for the errors; empty if there is no way.
 
     Raises:
         EpochChanged: the position belongs to another journal.
     """
     if position["epoch"] != found.epoch:
         raise EpochChanged(
-            f"the checkpoint is of journal {position['epoch']}, and now there is {found.epoch}: it was deleted and created again, or this is "
-            "another mailbox. Start the query with a new checkpoint, or read without `after`",
+            f"{held} is of journal {position['epoch']}, and now there is {found.epoch}: it was deleted and created again, or this is another "
+            f"mailbox. You can {again}",
             position["epoch"],
             found.epoch,
         )
@@ -49,11 +57,17 @@ def offsets_in(
     if compared.known and not behind:
         return wanted, None
     kept = {number: min(value, compared.ends.get(number, value)) for number, value in wanted.items()}
-    return kept, _behind(remote.name, opening, wanted, behind, compared)
+    return kept, _behind(f"mailbox {remote.name}", opening, wanted, behind, compared, held, again + skip)
 
 
 def _behind(
-    name: str, opening: str | None, wanted: Mapping[int, int], behind: Mapping[int, int], compared: Compared
+    where: str,
+    opening: str | None,
+    wanted: Mapping[int, int],
+    behind: Mapping[int, int],
+    compared: Compared,
+    held: str,
+    again: str,
 ) -> JournalBehind:
     """Return an error that names the lost rows."""
     ends = compared.ends
@@ -65,13 +79,12 @@ def _behind(
     else:
         rows = ", ".join(f"row {end} of partition {number}" for number, end in sorted(ends.items()))
         what = (
-            f"this checkpoint was written when the journal was open as {opening}, and this journal has no such opening: it is an older copy. "
+            f"{held} was written when the journal was open as {opening}, and this journal has no such opening: it is an older copy. "
             f"From {rows} on it may have other rows than this query has read, which stands at {dict(wanted)}"
         )
     number = next(iter(behind or wanted), 0)
     return JournalBehind(
-        f"mailbox {name}: {what}. Put the newest copy of the journal back, start the query with a new checkpoint or read without "
-        f"`after`, or set option failOnDataLoss=false: it continues with the existing rows from {dict(ends)} on",
+        f"{where}: {what}. The same rows end at {dict(ends)}. You can put the newest copy of the journal back, or {again}",
         opening=opening or "",
         partition=number,
         wanted=wanted.get(number, 0),

@@ -78,7 +78,7 @@ def _offsets_of(after: str | bytes, found: Description, remote: RemoteMailbox) -
         raise ConfigurationError(
             f'after is {after!r}, wanted reader.schema.metadata[b"{END.decode()}"] of an earlier reader'
         )
-    offsets, behind = offsets_in(place, found, remote)
+    offsets, behind = offsets_in(place, found, remote, held="`after`", again="read without `after`")
     if behind is not None:
         raise behind
     return offsets

@@ -390,7 +390,14 @@ class StreamSource(DataSourceStreamReader, SupportsTriggerAvailableNow):
 
     def _offsets(self, offset: Mapping[str, Any], found: Description) -> dict[int, int]:
         """Read an offset. If rows before it are lost, and ``failOnDataLoss`` is false, return the end of the remaining rows."""
-        offsets, behind = offsets_in(offset, found, self._options.remote)
+        offsets, behind = offsets_in(
+            offset,
+            found,
+            self._options.remote,
+            held="the checkpoint",
+            again="start the query with a new checkpoint",
+            skip=", or set option failOnDataLoss=false: it continues with the rows that are left",
+        )
         if behind is not None:
             if self._options.fail_on_data_loss:
                 raise behind
