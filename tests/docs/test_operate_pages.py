@@ -12,7 +12,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from levada.actors.lumberjack import SpoolConfig
-from levada.framework import Actor, ActorSystem, RestartPolicy, handles, restart
+from levada.framework import Actor, ActorSystem, Supervision, handles, restart
 
 PAGES = Path(__file__).parents[2] / "docs/how-to"
 CAPACITY = (PAGES / "plan-capacity.md").read_text("utf-8")
@@ -90,7 +90,7 @@ def test_a_spool_has_the_bound_that_the_page_says() -> None:
 
 
 @pytest.mark.parametrize(("supervise", "works"), [("stop", []), (restart("permanent"), ["second", "third"])])
-async def test_a_kill_frees_a_stuck_handler(supervise: RestartPolicy | str, works: list[str]) -> None:
+async def test_a_kill_frees_a_stuck_handler(supervise: Supervision, works: list[str]) -> None:
     worked = []
 
     class Clerk(Actor[str]):

@@ -51,6 +51,7 @@ from levada.actors.postgres.errors import DatabaseReadOnly
 from levada.actors.postgres.opening import refuse_server
 from levada.actors.postgres.tables import IN_ORDER, LogTables
 from levada.framework import ActorSystem, Asks, Ref, handles, message
+from levada.framework.embedding import LocalRef
 from levada.framework.errors import ActorStopped, ConfigurationError
 
 pytestmark = pytest.mark.release
@@ -173,6 +174,7 @@ async def test_rows_come_in_pieces_of_the_size_that_is_asked_for(url: str) -> No
 async def test_its_report_has_rows_and_their_size(url: str, server: Cluster) -> None:
     """As the dashboard shows them. While the database is away, the other counts are there."""
     async with ActorSystem("test", ask_timeout=50.0) as system, store(url).open(system, 2) as log:
+        assert isinstance(log, LocalRef)
         assert "rows" not in await system.observe.report(log)  # a report opens nothing
         assert (await log.ask(GetExtent())).end == {0: 0, 1: 0}
         empty = await system.observe.report(log)

@@ -39,7 +39,9 @@ else:
 class _Parser(argparse.ArgumentParser):
     """A parser of a command, which refuses unknown arguments itself: the usage above the error is then the command's own."""
 
-    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+    def parse_known_args(  # pyright: ignore[reportIncompatibleMethodOverride]  # of three overloads, this is the one that argparse calls
+        self, args: Any = None, namespace: Any = None
+    ) -> tuple[Any, list[str]]:
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}")

@@ -7,7 +7,6 @@ driver opens it again, there or on another node. So a shard that was fenced off 
 from __future__ import annotations
 
 import sys
-from functools import partial
 from importlib import import_module
 from typing import Any, Final
 
@@ -224,11 +223,11 @@ class Host(Actor[CheckHost | Open | Close | EndHost | _Unused]):
         former = self._shards.get(m.shard)
         if former is not None:
             former.kill()
-        spawn = partial(self.spawn, Shard, self._settings, self._ways[m.shard], mailbox=bounded(MAILBOX))
+        settings, way = self._settings, self._ways[m.shard]
         try:
-            ref = spawn(name=str(m.shard))
+            ref = self.spawn(Shard, settings, way, name=str(m.shard), mailbox=bounded(MAILBOX))
         except NameTaken:  # a former one is still ending
-            ref = spawn()
+            ref = self.spawn(Shard, settings, way, mailbox=bounded(MAILBOX))
         self._shards[m.shard] = ref
         self._told.discard(m.shard)
         self.watch(ref, m.shard)
