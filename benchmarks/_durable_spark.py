@@ -22,7 +22,7 @@ from levada.actors.journal import Append, JournalConfig, ReadRows
 from levada.actors.journal.log_events import events_of
 from levada.actors.journal.schema import fit
 from levada.actors.spark import Mailbox, serve_bridge, session
-from levada.actors.spark.logs import shown
+from levada.actors.spark.protocol import shown
 from levada.framework import ActorSystem, Asks, handles, message
 
 from ._measure import Measure

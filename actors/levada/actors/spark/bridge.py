@@ -74,7 +74,6 @@ from levada.transports.rsocket import Payload
 from .bridge_reading import JournalAway, blocks_of, require_epoch
 from .bridge_subscription import Delivery, RowKey, Subscription
 from .desk import BridgeConfig, Desk, SharedLimit, check_url, listening, message_of, shared_token, take_folder
-from .logs import shown
 from .protocol import (
     AppendedRows,
     BridgeError,
@@ -96,6 +95,7 @@ from .protocol import (
     failed,
     head_of,
     names,
+    shown,
 )
 
 if TYPE_CHECKING:

@@ -34,6 +34,7 @@ import pyarrow as pa
 
 from levada.actors.journal import errors as journal_errors
 from levada.actors.journal.ipc import stream_of
+from levada.actors.journal.log_events import event_columns
 from levada.actors.rsocket import RequestFailed
 from levada.framework import Asks, Codec, message
 from levada.framework import errors as framework_errors
@@ -53,7 +54,7 @@ __all__ = [
     "PROBLEM", "REQUEST_ID", "WINDOW", "ActorFailed", "AppendHead", "AppendedRows", "BlockHead", "BridgeError",
     "BridgeRefused", "BridgeUnreachable", "CommitOffsets", "Compare", "Compared", "Declare", "DeliverBatch", "DeliveredBatch", "Describe",
     "Description", "DiscardBatch", "EpochChanged", "MeasureRows", "ReadBlocks", "StageHead", "Token", "UnknownName",
-    "WaitForRows", "failed", "head_of", "host_id", "names", "raised", "rows_payload",
+    "WaitForRows", "failed", "head_of", "host_id", "is_log", "names", "raised", "rows_payload", "shown",
 ]  # fmt: skip
 
 PROBLEM = 0x301
@@ -64,6 +65,9 @@ HEAD = "application/vnd.levada.bridge+msgpack"
 """The MIME type of the metadata that describes the rows in the data: a `StageHead` or an `AppendHead`."""
 REQUEST_ID = "application/vnd.levada.request-id"
 """The MIME type of the metadata that identifies a question; all attempts have the same id."""
+
+_LOG = b"levada.log"
+"""Marks the columns of a log. Its tasks leave out all rows but events, so the bridge can send blocks as they are on disk."""
 
 _codec = Codec()
 
@@ -344,6 +348,16 @@ class BlockHead:
             raise BridgeError(f"the head of a block has {len(data)} bytes, wanted {_BLOCK_HEAD.size} or more")
         first, rows, skip = _BLOCK_HEAD.unpack_from(data)
         return cls(first, rows, skip, data[_BLOCK_HEAD.size :])
+
+
+def shown(log: pa.Schema) -> pa.Schema:
+    """Return the columns of the log of a durable class that Spark sees, marked as a log's; `ConfigurationError` if this is no such log."""
+    return event_columns(log).with_metadata({_LOG: b""})
+
+
+def is_log(columns: pa.Schema) -> bool:
+    """Whether `shown` made these columns."""
+    return _LOG in (columns.metadata or {})
 
 
 def host_id() -> str:

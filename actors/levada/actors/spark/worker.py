@@ -35,7 +35,6 @@ from levada.transports.carriers import TlsConfig, UnixConfig
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import BearerAuthentication, CompositeMetadata, ZipkinTracing
 
-from .logs import is_log
 from .protocol import (
     WINDOW,
     AppendedRows,
@@ -52,6 +51,7 @@ from .protocol import (
     Token,
     WaitForRows,
     host_id,
+    is_log,
     raised,
     rows_payload,
 )
