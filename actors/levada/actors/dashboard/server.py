@@ -6,6 +6,7 @@ import logging
 import os
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from typing import Final
 from urllib.parse import urlsplit
 
@@ -30,7 +31,7 @@ from .http import receive, send
 from .login import Login, key_from
 from .session import DashboardSession
 from .site import SOCKET, Site, SiteResponse
-from .sources import ConsoleSource, Source, SystemSource
+from .sources import Source, console_source, system_source
 
 __all__ = ["Dashboard", "serve_console_dashboard", "serve_dashboard"]
 
@@ -161,7 +162,7 @@ async def serve_dashboard(system: ActorSystem, config: DashboardConfig | None = 
         ConfigurationError: the address, the certificate or the key file cannot be used.
     """
     config = config or DashboardConfig()
-    async with _served(SystemSource(system, config), config) as dashboard, plain_nursery() as nursery:
+    async with _served(partial(system_source, system, config), config) as dashboard, plain_nursery() as nursery:
         nursery.start_soon(keep_history, system)
         yield dashboard
 
@@ -182,7 +183,7 @@ async def serve_console_dashboard(
         ConfigurationError: the address, the certificate or the key file cannot be used.
     """
     config = config or DashboardConfig()
-    async with _served(ConsoleSource(path, config), config) as dashboard:
+    async with _served(partial(console_source, path, config), config) as dashboard:
         yield dashboard
 
 

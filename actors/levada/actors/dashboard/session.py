@@ -13,11 +13,12 @@ import attrs
 import trio
 
 from levada.actors.console import View
+from levada.actors.console.snapshot import Watching
 from levada.framework.errors import DecodeError, LevadaError
 from levada.framework.text import printable
 from levada.transports.carriers.websocket_stream import WebSocketStream
 
-from .sources import Looking, Source
+from .sources import Source
 
 __all__ = ["AGAIN", "SOONEST", "DashboardSession"]
 
@@ -56,8 +57,8 @@ class DashboardSession:
                 while True:
                     self._last = 0  # a new connection numbers its events from 1
                     try:
-                        async with self._source.open() as looking:
-                            await self._show(looking)
+                        async with self._source() as ask:
+                            await self._show(ask)
                     except LevadaError as error:
                         await self._send({"gone": printable(str(error))})
                     await trio.sleep(AGAIN)
@@ -85,18 +86,18 @@ class DashboardSession:
             if self._requests:
                 await self._answered.wait()
 
-    async def _show(self, looking: Looking) -> None:
+    async def _show(self, ask: Watching) -> None:
         while True:
             self._changed = trio.Event()
             while self._requests:
-                answer = await looking.act(self._requests[0])
+                answer = await ask(self._requests[0])
                 self._requests.clear()
                 self._answered.set()
                 await self._send({"answer": answer})
             view = self._view
             if view.node != self._node:
                 self._node, self._last = view.node, 0
-            answer = await looking.view(attrs.evolve(view, after=self._last))
+            answer = await ask({"view": attrs.evolve(view, after=self._last).to_json()})
             await self._send({"view": answer})
             self._last = answer["last"]
             began = trio.current_time()

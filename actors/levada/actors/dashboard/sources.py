@@ -3,99 +3,48 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import Any, Protocol
+from typing import Any
 
 from levada.actors.console import View, Viewer, connect_console
+from levada.actors.console.snapshot import Watching
 from levada.framework import ActorSystem
 
 from .config import DashboardConfig
 
-__all__ = ["ConsoleSource", "Looking", "Source", "SystemSource"]
+__all__ = ["Source", "console_source", "system_source"]
+
+Source = Callable[[], AbstractAsyncContextManager[Watching]]
+"""Opens the system that a dashboard shows for one browser. That, and each request, raises `LevadaError` if the program has ended or hangs."""
 
 
-class Looking(Protocol):
-    """A system, as one browser sees it."""
-
-    async def view(self, view: View) -> dict[str, Any]:
-        """Return the rows in view. Raises `LevadaError` if the program has ended or does not answer."""
-        ...
-
-    async def act(self, members: Mapping[str, Any]) -> dict[str, Any]:
-        """Prepare or confirm an action. The answer has ``refused``, with a reason, if it is refused."""
-        ...
+@asynccontextmanager
+async def system_source(system: ActorSystem, config: DashboardConfig) -> AsyncIterator[Watching]:
+    """Start a viewer of a system in this process, and close it at the end of the block."""
+    viewer = Viewer(system, actions=config.actions, tracebacks=config.tracebacks)
+    try:
+        yield viewer.answer
+    finally:
+        viewer.close()
 
 
-class Source(Protocol):
-    """The system that a dashboard shows."""
+@asynccontextmanager
+async def console_source(path: str | os.PathLike[str], config: DashboardConfig) -> AsyncIterator[Watching]:
+    """Connect to the console of a program, which may restart. What the console allows and this dashboard does not is left out."""
+    async with connect_console(path) as console:
 
-    def open(self) -> AbstractAsyncContextManager[Looking]:
-        """Open the system for one browser. Raises `LevadaError` if the program is not running."""
-        ...
+        async def answer(members: Mapping[str, Any]) -> dict[str, Any]:
+            if "view" not in members:
+                if not config.actions:
+                    return {"refused": "actions are not allowed: start levada top --web with --actions"}
+                return await console.act(members)
+            found = await console.view(View.from_json(members["view"]))
+            if not config.actions:
+                found["actions"] = []
+            if not config.tracebacks:
+                for each in found.get("news", ()):
+                    each.pop("traceback", None)
+            return found
 
-
-class SystemSource:
-    """A system in this process."""
-
-    def __init__(self, system: ActorSystem, config: DashboardConfig) -> None:
-        self._system = system
-        self._config = config
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[Looking]:
-        """Start a viewer, and close it at the end of the block."""
-        viewer = Viewer(self._system, actions=self._config.actions, tracebacks=self._config.tracebacks)
-        try:
-            yield _OwnLooking(viewer)
-        finally:
-            viewer.close()
-
-
-class _OwnLooking:
-    def __init__(self, viewer: Viewer) -> None:
-        self._viewer = viewer
-
-    async def view(self, view: View) -> dict[str, Any]:
-        return await self._viewer.answer({"view": view.to_json()})
-
-    async def act(self, members: Mapping[str, Any]) -> dict[str, Any]:
-        return await self._viewer.answer(members)
-
-
-class ConsoleSource:
-    """A program that serves a console. It may restart; each browser has a connection of its own."""
-
-    def __init__(self, path: str | os.PathLike[str], config: DashboardConfig) -> None:
-        self._path = path
-        self._config = config
-
-    @asynccontextmanager
-    async def open(self) -> AsyncIterator[Looking]:
-        """Connect to the console."""
-        async with connect_console(self._path) as console:
-            yield _ConsoleLooking(console.view, console.act, self._config)
-
-
-class _ConsoleLooking:
-    """Removes what the console allows and this dashboard does not."""
-
-    def __init__(self, view: Any, act: Any, config: DashboardConfig) -> None:
-        self._view = view
-        self._act = act
-        self._config = config
-
-    async def view(self, view: View) -> dict[str, Any]:
-        answer: dict[str, Any] = await self._view(view)
-        if not self._config.actions:
-            answer["actions"] = []
-        if not self._config.tracebacks:
-            for each in answer.get("news", ()):
-                each.pop("traceback", None)
-        return answer
-
-    async def act(self, members: Mapping[str, Any]) -> dict[str, Any]:
-        if not self._config.actions:
-            return {"refused": "actions are not allowed: start levada top --web with --actions"}
-        answer: dict[str, Any] = await self._act(members)
-        return answer
+        yield answer
