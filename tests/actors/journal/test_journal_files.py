@@ -628,9 +628,14 @@ def test_a_file_that_may_not_grow_leaves_a_consistent_journal(tmp_path: Path) ->
 
 FULL = textwrap.dedent(
     """
-    import resource, sys
+    import errno, os, resource, sys
     from levada.actors.journal import JournalError, Store
 
+    def full(*_):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    if len(sys.argv) > 3:
+        os.pwritev = full  # SQLite does not call it
     resource.setrlimit(resource.RLIMIT_FSIZE, (int(sys.argv[2]), resource.RLIM_INFINITY))
     try:
         Store.open(sys.argv[1])
@@ -650,6 +655,18 @@ def test_a_disk_without_room_is_no_damage_of_the_ledger(tmp_path: Path, limit: i
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     said = "the ledger cannot be read or written (disk I/O error): see whether the disk has room"
     assert done.stdout.startswith(f"JournalUnwritable {tmp_path}/ledger.sqlite {said}")
+    with Store.open(tmp_path, SCHEMA) as store:
+        assert numbers(store) == [1]
+
+
+def test_a_full_disk_is_called_full_where_sqlite_has_an_error_of_the_disk(tmp_path: Path) -> None:
+    with Store.open(tmp_path, SCHEMA) as store:
+        store.append([(0, rows(1))])
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(path for path in sys.path if path)}
+    command = [sys.executable, "-c", FULL, str(tmp_path), "0", "full"]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith(f"JournalFull {tmp_path}/ledger.sqlite the disk is full (disk I/O error)")
+    assert not (tmp_path / "room").exists()
     with Store.open(tmp_path, SCHEMA) as store:
         assert numbers(store) == [1]
 

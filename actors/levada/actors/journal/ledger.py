@@ -11,12 +11,13 @@ kept by triggers. The fact ``commits`` counts commits: a ledger that lost its ne
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import sqlite3
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,9 +25,10 @@ import attrs
 
 from levada.framework import message
 from levada.framework.files import Files
-from levada.framework.platform import Platform
+from levada.framework.platform import PLATFORM, Platform
 
-from .errors import JournalDamaged, JournalError, JournalUnwritable
+from .asking import write
+from .errors import JournalDamaged, JournalError, JournalFull, JournalUnwritable
 
 __all__ = ["Delivered", "Erasure", "Ledger", "LedgerLine", "Reach", "drop_unfinished", "ledger_errors"]
 
@@ -64,6 +66,8 @@ _REFUSALS = {
     sqlite3.SQLITE_PROTOCOL, sqlite3.SQLITE_READONLY,
 }  # fmt: skip
 """Errors of the disk, of permissions and of locks: they say nothing about the content of a ledger."""
+_SHARED = 32 << 10
+"""Bytes that SQLite shares between processes, in a file beside the ledger."""
 
 
 def _triggers() -> Iterator[str]:
@@ -557,7 +561,10 @@ def _refuses(error: Exception) -> bool:
     return isinstance(error, sqlite3.OperationalError) and code & 0xFF in _REFUSALS
 
 
-def _unwritable(error: Exception, path: Path) -> JournalUnwritable:
+def _unwritable(error: Exception, path: Path) -> JournalError:
+    code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+    if code == sqlite3.SQLITE_FULL or (code == sqlite3.SQLITE_IOERR and not _has_room(path)):
+        return JournalFull(f"the disk is full ({error}); nothing of this was written: make room on it", path=str(path))
     return JournalUnwritable(
         f"the ledger cannot be read or written ({error}): see whether the disk has room and works, whether this user may write there, and "
         "whether another program has the file open",
@@ -565,9 +572,22 @@ def _unwritable(error: Exception, path: Path) -> JournalUnwritable:
     )
 
 
+def _has_room(path: Path) -> bool:
+    """Whether there is room beside a ledger: on a full disk, SQLite says no more than that there was an I/O error, if it makes its shared file."""
+    files, probe = PLATFORM.get().files, (path.parent if path.suffix == ".sqlite" else path) / "room"
+    try:
+        write(files, probe, bytes(_SHARED))
+    except OSError as error:
+        return error.errno not in (errno.ENOSPC, errno.EDQUOT)
+    finally:
+        with suppress(OSError):
+            files.discard(probe)
+    return True
+
+
 @contextmanager
 def ledger_errors(directory: Path) -> Iterator[None]:
-    """Turn errors of SQLite and of the disk into `JournalUnwritable`."""
+    """Turn errors of SQLite and of the disk into `JournalUnwritable`, or `JournalFull`."""
     try:
         yield
     except (sqlite3.Error, OSError) as error:
