@@ -96,3 +96,20 @@ def test_the_command_line_trims(tmp_path: Path, capsys: pytest.CaptureFixture[st
         cli.main(["journal", "trim", str(tmp_path)])
     assert "--keep" in capsys.readouterr().err
     assert trio.run(balances, tmp_path) == [7, 7]
+
+
+async def test_a_program_that_dies_meanwhile_finds_its_folder_free(tmp_path: Path) -> None:
+    """What starts it again needs the folder, so the trim does not take it."""
+    await fill(tmp_path)
+    store = Store.open(tmp_path, None, log_config(2))
+    async with ActorSystem("test", **FOREVER) as system, trio.open_nursery() as nursery:
+
+        async def trim() -> None:
+            with pytest.raises(JournalError, match="has ended before it answered"):
+                await trim_log(system, tmp_path, keep=0)
+
+        nursery.start_soon(trim)
+        while not (tmp_path / "trim.request").exists():
+            await trio.lowlevel.checkpoint()
+        store.close()
+    assert await balances(tmp_path) == [7, 7]

@@ -89,21 +89,30 @@ def ask_to_trim(
 
     Raises:
         JournalLocked: another process asks too, or the writer does not answer.
-        JournalError: the writer refuses.
+        JournalError: the writer refuses, or ended before it answered.
         OSError: this user may not write into the folder.
     """
     files, name = platform.files, platform.token_bytes(8).hex()
     asked = attrs.asdict(TrimRequest(name, older, remember, archive))
     # A writer of an older levada takes a question without an archive.
     question = json.dumps({field: value for field, value in asked.items() if value != ""})
+
+    def closed() -> None:
+        if files.exists(directory / _REQUEST):
+            raise JournalError(
+                "the process that had it open has ended before it answered: run this again when it runs again, or is stopped for good",
+                path=str(directory),
+            )
+
     with locked(files, directory / _LOCK, "another process has this journal trimmed"):
+        files.discard(directory / _REQUEST)  # of a process that was killed
         try:
             found = ask_writer(
                 platform,
                 directory / _REQUEST,
                 question.encode(),
                 lambda: read_answer(files, directory / _ANSWER, name=name),
-                lambda: None,
+                closed,
                 timeout,
                 "it trims still, it stands still",
             )
