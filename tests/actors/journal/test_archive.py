@@ -157,7 +157,7 @@ def test_the_archive_of_another_log_is_refused(tmp_path: Path) -> None:
             trim(store, place)
 
 
-def test_rows_that_were_trimmed_without_the_archive_are_named(tmp_path: Path) -> None:
+def test_rows_that_were_trimmed_without_the_archive_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     place = str(tmp_path / "archive")
     with Store.open(tmp_path / "log", COLUMNS, log_config(1)) as store:
         append(store, rows_from(0, ROWS))
@@ -165,6 +165,7 @@ def test_rows_that_were_trimmed_without_the_archive_are_named(tmp_path: Path) ->
         gone = store.extent().trimmed[0]
         append(store, rows_from(ROWS, 40))
         trim(store, place)
+        assert f"rows 0 to {gone - 1} of shard 0 were trimmed without this archive" in caplog.text
         assert archived(place).first(0, store.extent().trimmed[0]) == gone
         assert archived(place).first(0, gone) == gone
         with pytest.raises(OffsetGone, match="row 0 of shard 0 is neither in the log nor in its archive"):

@@ -10,6 +10,7 @@ Log and archive are changed by one process at a time: the caller sees to it. A s
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -36,6 +37,8 @@ if TYPE_CHECKING:
     from .store import Store
 
 __all__ = ["Archive", "rows_to_go"]
+
+logger = logging.getLogger("levada.actors.journal")
 
 pc: Any = pyarrow.compute  # its functions are made when it is imported, so type checkers see none
 
@@ -217,7 +220,11 @@ class Archive:
         files = self.files(shard)
         if files:
             self._require_same(log, shard, files[-1])
-        start = at = max(files[-1].end if files else 0, log.trimmed.get(shard, 0))
+        begun = files[-1].end if files else 0
+        start = at = max(begun, log.trimmed.get(shard, 0))
+        if start > begun:
+            text = "%s: rows %d to %d of shard %d were trimmed without this archive, and are not in it; if it has files elsewhere, move them here"
+            logger.warning(text, self.disk.shown, begun, start - 1, shard, extra={"event": "archive_gap"})
         end, micros = log.ends[shard], int(older * 1e6)
         parts, size = list[pa.RecordBatch](), 0
         for page in log.pages(shard, start, end):
