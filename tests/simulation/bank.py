@@ -8,13 +8,16 @@ from collections.abc import AsyncIterator
 from typing import Any, Final
 
 import attrs
+import pyarrow as pa
 import trio
 
-from levada.actors.durable import Durable, ReplayFailed, applies, shards
-from levada.actors.journal import TrimRows
+from levada.actors.durable import Durable, Keep, ReplayFailed, applies, shards
+from levada.actors.journal import Extent, GetExtent, GetSchema, ReadRows, TrimRows
+from levada.actors.journal.archive import Archive
 from levada.actors.nodes import NodeSettings, local_nodes
 from levada.framework import ActorSystem, Asks, Ref, handles, message, restart
 from levada.framework.errors import LevadaError
+from levada.framework.platform import PLATFORM
 from levada.framework.testing.simulation import Faults, World, check_linear
 
 __all__ = ["FAULTS", "Account", "Bank", "app"]
@@ -140,6 +143,8 @@ class Bank:
         ]
         self._reminders = {add.id for todo in self._todo for _, add in todo if add.after}
         self._trims = random.Random(f"trims {world.seed}").random() < 0.5
+        archives = self._trims and random.Random(f"archives {world.seed}").random() < 0.5
+        self._archive = "/archive" if archives else ""
         self._done = trio.Event()
         self._lives = 0
         self._trimmed = 0
@@ -167,7 +172,7 @@ class Bank:
                 keeper=self._keeper,
                 idle=self._idle,
                 snapshot_every=self._snapshot_every,
-                keep=0.0 if self._trims else None,
+                keep=None if not self._trims else Keep(0.0, self._archive) if self._archive else 0.0,
             )
             with trio.CancelScope() as trimming:
                 async with trio.open_nursery() as operator:
@@ -208,7 +213,9 @@ class Bank:
             await trio.sleep(rng.choice((0.1, 0.5, 2.0)))
             for shard in range(4):
                 try:
-                    self._trimmed += (await accounts.journal.ask(TrimRows(shard, 1e12), timeout=5.0)).rows
+                    self._trimmed += (
+                        await accounts.journal.ask(TrimRows(shard, 1e12, archive=self._archive), timeout=5.0)
+                    ).rows
                 except LevadaError:
                     pass  # the journal is away, or refuses
 
@@ -231,7 +238,21 @@ class Bank:
                     f"{operation}; but {ids}"
                 )
         assert sorted(came) == sorted(self._reminders)
+        if self._archive:
+            recorded = [id for shard in range(4) for id in await self._recorded(accounts.journal, shard)]
+            assert sorted(recorded) == sorted({operation.question for operation in operations})
         check_linear(self._world.history, _apply, ())
+
+    async def _recorded(self, journal: Ref[Any], shard: int) -> list[str]:
+        """Return the ids in a shard of the log and of its archive, read as one table."""
+        columns = pa.ipc.read_schema(pa.py_buffer(await _answered(journal, GetSchema())))
+        extent: Extent = await _answered(journal, GetExtent())
+        at = extent.whole[shard]
+        pages = [rows for _, rows in Archive.at(self._archive, PLATFORM.get().files).rows(shard, 0, at, columns)]
+        while (rows := await _answered(journal, ReadRows(shard, at))).count:
+            pages.append(rows.batch())
+            at = rows.end
+        return [row["id"] for page in pages for row in page.to_pylist() if row["kind"] == "simulation.bank.Added"]
 
     async def _look(self, account: Ref[Any]) -> list[list[str]]:
         while True:
@@ -243,6 +264,14 @@ class Bank:
                 await trio.sleep(0.5)
             else:
                 return found
+
+
+async def _answered(journal: Ref[Any], question: Asks[Any]) -> Any:
+    while True:
+        try:
+            return await journal.ask(question, timeout=5.0)
+        except LevadaError:
+            await trio.sleep(0.5)
 
 
 def _apply(ids: tuple[str, ...], id: str) -> tuple[tuple[str, ...], int]:
