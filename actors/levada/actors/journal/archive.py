@@ -296,8 +296,8 @@ class Archive:
         theirs = [row for page in there for row in page.select(_COMPARED).to_pylist()]
         if mine != theirs:
             raise JournalError(
-                f"row {newest} of shard {shard} is another one in the log, or missing: this is the archive of another log, or an older copy of the "
-                "log was put back. Name another archive; or move away the files with rows that the log does not have",
+                f"row {newest} of shard {shard} is another one in the log, or missing: this is the archive of another log, an older copy of the log "
+                'was put back, or the row was erased without this archive; see the page "Trim and archive a log"',
                 path=self.disk.shown,
             )
 
