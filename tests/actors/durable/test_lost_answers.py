@@ -23,7 +23,7 @@ from tests.actors.nodes.conftest import nodes_here
 
 from levada.actors.durable import Durable, OutcomeUnknown, Shards, applies, log_columns, log_config, shards
 from levada.actors.durable.testing import FaultyLog
-from levada.actors.journal import Append, GetExtent, GetSchema, Journal, JournalFull, ReadEntity
+from levada.actors.journal import Append, GetExtent, GetSchema, Journal, JournalFull, ReadEntity, TrimRows
 from levada.framework import ActorSystem, Asks, handles, message
 from levada.framework.errors import AskTimeout, ConfigurationError
 from levada.framework.router import group
@@ -342,6 +342,27 @@ async def test_on_nodes_an_append_is_known_after_the_end_of_its_journal(autojump
         accounts.ref.stop()
         await accounts.ref.terminated()
     assert [row["kind"] for row in KEPT[0]] == ["$owned", *["test.durable.deposited"] * 3]
+
+
+async def test_an_append_is_found_again_when_its_first_rows_were_trimmed_before_its_answer(
+    tmp_path: Path, autojump_clock: MockClock
+) -> None:
+    """The append ends with a snapshot, so the event before it may go at once."""
+    is_away = False
+    async with ActorSystem("test", ask_timeout=1e4) as system:
+        factory = partial(Journal, tmp_path / "log", log_columns(EVENTS), config=log_config(1))
+        real = system.spawn(factory)
+        journal = system.spawn(FaultyLog, real, lambda *_: "answer" if is_away else "")
+        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1, snapshot_every=1)
+        assert await accounts["anna"].ask(Deposit(1)) == 1
+        is_away = True
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(partial(accounts["anna"].ask, Deposit(1)))
+            await trio.sleep(1)
+            assert (await real.ask(GetExtent())).end == {0: 5}
+            assert (await real.ask(TrimRows(0, 1e12))).rows == 3
+            is_away = False
+        assert await accounts["anna"].ask(Deposit(1)) == 3
 
 
 @pytest.mark.parametrize("patience", [-1.0, math.nan, "x", None])

@@ -2,8 +2,8 @@
 
 A journal that is out of reach has been killed, restarts, or its connection was cut. Its questions are asked again until it answers, so commands
 only wait. An append whose answer was lost may have been written: it is sent again, the same rows at the same place, and is written at most once.
-If the log does not end there any more, the rows that are there say whose they are: every owner begins with a row of its own (`rows.OWNED`), so
-another owner has another row in the place of the first one of this append.
+If the log does not end there any more, the row in the place of the last one of this append says whose it is: it has the entity's sequence, the
+command, and the time in microseconds. The last row of a log is never trimmed, so it is there unless another owner has written behind it.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from levada.actors.journal import (
     GetExtent,
     JournalBehind,
     JournalError,
+    OffsetGone,
     ReadEntity,
     ReadRows,
     journal_error,
@@ -145,14 +146,24 @@ class Access:
         """Send an append again that may have been written."""
         try:
             answer: Appended | Fenced = await self._ask_once(question)
-            if isinstance(answer, Fenced) and answer.end >= at + batch.num_rows:
-                there = await self._ask_once(ReadRows(self.shard, at, at + 1))
-                if there.count and _is_same(there.batch(), batch):
-                    return Appended(self.shard, at, batch.num_rows)
+            last = at + batch.num_rows - 1
+            if (
+                isinstance(answer, Fenced)
+                and answer.end > last
+                and await self._has(batch.slice(batch.num_rows - 1), last)
+            ):
+                return Appended(self.shard, at, batch.num_rows)
         except JournalError as error:
             # It refuses this attempt, and the one before may have been written: that is known when it does not refuse.
             raise ShardLost(f"shard {self.shard}: the journal refuses: {error}", shard=self.shard) from None
         return answer
+
+    async def _has(self, row: pa.RecordBatch, offset: int) -> bool:
+        try:
+            there = await self._ask_once(ReadRows(self.shard, offset, offset + 1))
+        except OffsetGone:  # another owner has written behind it, and the log was trimmed
+            return False
+        return bool(there.count) and _is_same(there.batch(), row)
 
     def _reached(self, end: int, known: int) -> None:
         """Record the end of the log. `known` is what was known of it before it was asked for, because answers may overtake each other."""
@@ -195,9 +206,9 @@ class Access:
             at = found.next
 
 
-def _is_same(there: pa.RecordBatch, batch: pa.RecordBatch) -> bool:
-    """Whether the first row in the log is the first one of a batch. Columns of events are not compared: a NaN there equals nothing."""
-    first, second = (rows.slice(0, 1).select(BOOKKEEPING.names).to_pylist() for rows in (there, batch))
+def _is_same(there: pa.RecordBatch, mine: pa.RecordBatch) -> bool:
+    """Whether a row in the log is this one. Columns of events are not compared: a NaN there equals nothing."""
+    first, second = (rows.select(BOOKKEEPING.names).to_pylist() for rows in (there, mine))
     return bool(first == second)
 
 
