@@ -16,6 +16,7 @@ After a sync that failed, the pages are in memory and count as written, as on Li
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import posixpath
 import threading
@@ -38,6 +39,11 @@ PAGE = 4096
 def failure(code: int, path: str = "") -> OSError:
     """Return the error of the operating system; Python makes it the fitting subclass of `OSError`."""
     return OSError(code, os.strerror(code), path) if path else OSError(code, os.strerror(code))
+
+
+@functools.lru_cache(4096)
+def _parts(path: str) -> tuple[str, ...]:
+    return tuple(part for part in path.split("/") if part)
 
 
 @attrs.define(eq=False)
@@ -156,11 +162,11 @@ class SimulatedDisk:
 
     def find(self, path: str) -> Inode:
         """Return the file or folder of a name; raises as `os.stat`."""
-        return self._walk(path, [part for part in path.split("/") if part])
+        return self._walk(path, _parts(path))
 
     def place(self, path: str) -> tuple[Inode, str, Inode | None]:
         """Return the folder of a name, the last part of the name, and the file that has it, if any."""
-        parts = [part for part in path.split("/") if part]
+        parts = _parts(path)
         if not parts:
             return self._root, "", self._root
         folder = self._walk(path, parts[:-1])
@@ -169,14 +175,15 @@ class SimulatedDisk:
         number = folder.names.get(parts[-1])
         return folder, parts[-1], None if number is None else self._inodes[number]
 
-    def _walk(self, path: str, parts: list[str]) -> Inode:
+    def _walk(self, path: str, parts: tuple[str, ...]) -> Inode:
         node = self._root
         for part in parts:
             if not node.folder:
                 raise failure(errno.ENOTDIR, path)
-            if part not in node.names:
+            number = node.names.get(part)
+            if number is None:
                 raise failure(errno.ENOENT, path)
-            node = self._inodes[node.names[part]]
+            node = self._inodes[number]
         return node
 
     def paths(self) -> Iterator[str]:

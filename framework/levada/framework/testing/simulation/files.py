@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import errno
+import functools
 import os
 import posixpath
 import stat
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -65,7 +65,7 @@ class SimulatedFiles(Files):
         self._descriptors = descriptors
         self._opened: dict[int, _Opened] = {}
         self._next = _FIRST
-        self._counts = Counter[tuple[str, str]]()
+        self._counts = dict[tuple[str, str], int]()
         self._closed_with: dict[object, Callable[[], None]] = {}
         disk.attach(self, self.kill)
 
@@ -96,8 +96,8 @@ class SimulatedFiles(Files):
 
     def begin(self, kind: str, path: str) -> Fault | None:
         """Count a call, and return what happens at it; see `finish`."""
-        self._counts[kind, path] += 1
-        return None if self.faults is None else self.faults(Call(kind, path, self._counts[kind, path]))
+        self._counts[kind, path] = count = self._counts.get((kind, path), 0) + 1
+        return None if self.faults is None else self.faults(Call(kind, path, count))
 
     def finish(self, fault: Fault, path: str) -> None:
         """Cause a fault, behind the part of the call that is done."""
@@ -421,7 +421,11 @@ class SimulatedFiles(Files):
 
 
 def _text(path: StrPath) -> str:
-    text = os.fspath(path)
+    return _absolute(os.fspath(path))
+
+
+@functools.lru_cache(4096)
+def _absolute(text: str) -> str:
     if not text:
         raise failure(errno.ENOENT)
     return posixpath.normpath(posixpath.join("/", text))
