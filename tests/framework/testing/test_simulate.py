@@ -109,6 +109,20 @@ def test_what_a_paused_process_would_have_heard_arrives_in_order_after_the_pause
     run(scenario, machines=["A", "B"])
 
 
+def test_a_world_ends_while_a_cut_is_to_heal_and_a_thread_works() -> None:
+    async def wait() -> None:
+        while True:
+            await PLATFORM.get().run_in_thread(str)
+
+    async def scenario(world: World) -> None:
+        await world.start("a", wait)
+        await trio.sleep(1)
+        world.cut("A", "B", seconds=1e-9)
+
+    for seed in range(3):
+        simulate(scenario, seeds=[seed], machines=["A", "B"])
+
+
 @pytest.mark.parametrize("one_way", [True, False])
 def test_a_cut_lasts_until_it_heals(one_way: bool) -> None:
     async def scenario(world: World) -> None:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import gc
 import itertools
+import math
 import random
 from collections.abc import Callable, Iterator
 from typing import Any, Final
 
 import attrs
 import trio
-from trio.testing import MockClock
+from trio.testing import MockClock, active_thread_count
 
 from levada.framework._runtime.slices import SLICE
 from levada.framework._runtime.virtual_time import is_stuck, virtual_time, wait_for_threads
@@ -44,13 +45,25 @@ def autojump() -> MockClock:
     return clock
 
 
-def watch(stuck: Callable[[], None]) -> None:
-    """Make the clock of this run, which jumps, call a function when nothing will wake a task any more: there is nothing to jump to."""
+def watch(due: Callable[[], float], wake: Callable[[], None], stuck: Callable[[], None]) -> None:
+    """Make the clock of this run, which jumps, wait for more than the deadlines of trio.
+
+    Args:
+        due: returns the time of something else that comes; `inf` for nothing.
+        wake: called at that time, when every task waits: it lets a task run.
+        stuck: called when nothing will wake a task any more: there is nothing to jump to.
+    """
     clock: Any = trio.lowlevel.current_clock()
     jump = clock._autojump
 
     def step() -> None:
-        before = clock.current_time()
+        before, coming = clock.current_time(), due()
+        if coming < math.inf and not active_thread_count():
+            wait = coming - before
+            if wait <= trio.lowlevel.current_statistics().seconds_to_next_deadline:
+                clock.jump(max(0.0, wait))
+                wake()
+                return
         jump()
         if clock.current_time() == before and is_stuck():
             stuck()

@@ -30,6 +30,7 @@ from .datagrams import Post, SimulatedDatagrams
 __all__ = ["NetworkOfProcess", "SimulatedNetwork", "SimulatedWire"]
 
 _HANDSHAKE: Final = 3  # times the latency, for SYN, its answer, and the first data
+_TOGETHER: Final = 0.8  # chance that what is sent at the same time arrives at the same time, as in one segment
 
 
 def _no_one(side: int, why: str) -> None:
@@ -45,6 +46,8 @@ class _Way:
     under_way: deque[tuple[float, Callable[..., None], tuple[object, ...]]] = attrs.field(factory=deque)
     ended: bool = False
     """Whether nothing more is sent."""
+    sent: float = -1.0
+    """When something was sent last."""
     due: bool = False
     """Whether the network will look here."""
 
@@ -120,8 +123,8 @@ class SimulatedNetwork:
         """Carries datagrams."""
         self._heap: list[tuple[float, int, Callable[[], None]]] = []
         self._numbers = count()
-        self._until_next = trio.CancelScope()
-        """Ends when the next call is due."""
+        self._carrier: trio.lowlevel.Task | None = None
+        """Runs `carry`, and waits; None: it does not wait."""
         self.changed = trio.lowlevel.ParkingLot()
         """Those that wait for an address to be within reach."""
         self.addresses = Addresses(self.changed)
@@ -157,18 +160,30 @@ class SimulatedNetwork:
 
     def _call_at(self, at: float, call: Callable[[], None]) -> None:
         heappush(self._heap, (at, next(self._numbers), call))
-        if at < self._until_next.deadline:
-            self._until_next.deadline = at  # to wake the task for that is a step of trio more
+
+    def due(self) -> float:
+        """Return the time of the next call, if `carry` waits for it."""
+        return self._heap[0][0] if self._heap and self._carrier is not None else inf
+
+    def wake(self) -> None:
+        """Wake `carry`, which waits; the clock does it when a call is due. That is less work than a time-out for each call."""
+        assert self._carrier is not None
+        trio.lowlevel.reschedule(self._carrier)
+        self._carrier = None
 
     async def carry(self) -> None:
         """Deliver everything in time, until cancelled."""
         heap = self._heap
+
+        def abort(_: object) -> trio.lowlevel.Abort:
+            self._carrier = None
+            return trio.lowlevel.Abort.SUCCEEDED
+
         while True:
-            if heap and heap[0][0] <= trio.current_time():
+            while heap and heap[0][0] <= trio.current_time():
                 heappop(heap)[2]()
-                continue
-            with trio.move_on_at(heap[0][0] if heap else inf) as self._until_next:
-                await trio.sleep_forever()
+            self._carrier = trio.lowlevel.current_task()
+            await trio.lowlevel.wait_task_rescheduled(abort)
 
     # Wires.
 
@@ -189,10 +204,15 @@ class SimulatedNetwork:
 
     def send(self, way: _Way, call: Callable[..., None], arguments: tuple[object, ...]) -> None:
         """Put a call under way."""
-        at = trio.current_time() + self._random.uniform(*self.latency)
-        if way.under_way:
-            at = max(at, way.under_way[-1][0])
-        way.under_way.append((at, call, arguments))
+        now, queue = trio.current_time(), way.under_way
+        if queue and way.sent == now and self._random.random() < _TOGETHER:
+            at = queue[-1][0]
+        else:
+            at = now + self._random.uniform(*self.latency)
+            if queue:
+                at = max(at, queue[-1][0])
+        way.sent = now
+        queue.append((at, call, arguments))
         self._look(way)
 
     def _look(self, way: _Way) -> None:

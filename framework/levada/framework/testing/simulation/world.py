@@ -366,7 +366,7 @@ async def _run(
 ) -> float:
     world = World(seed, machines, faults)
     worlds.append(world)
-    watch(world.end_stuck)
+    watch(world.network.due, world.network.wake, world.end_stuck)
     try:
         await world.run(scenario, limit)
     finally:
