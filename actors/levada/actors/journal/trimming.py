@@ -66,6 +66,8 @@ def rows_to_go(partition: Partition, schema: pa.Schema, m: TrimRows, before: int
         )
     end = partition.end
     survey = _survey(_blocks(partition, end), m, min(before, end))
+    if not survey.snapshots:
+        return []
     found: list[range] = []
     seen, gap = Counter[str](), _gap_bytes(schema)
     for block in _blocks(partition, survey.end):
