@@ -53,7 +53,7 @@ from ._runtime.channel_core import (
     park,
 )
 from ._runtime.channel_mailbox import Destination, MailboxFeed
-from ._runtime.traced_channel import make_core
+from ._runtime.tracing import make_core
 from .errors import (
     ChannelError,
     ConfigurationError,

@@ -95,8 +95,7 @@ from ._runtime.phase import RUNNING, ActorPhase
 from ._runtime.remains import drop_frames
 from ._runtime.remote import act_for
 from ._runtime.tokens import Stop
-from ._runtime.traced_channel import make_core
-from ._runtime.tracing import TracedAsk, TracedTell
+from ._runtime.tracing import TracedAsk, TracedTell, make_core
 from .actor import Actor
 from .errors import ActorError, ConfigurationError
 from .events import RateLimitedLog, UntracedMessage

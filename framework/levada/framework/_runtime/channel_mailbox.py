@@ -16,7 +16,7 @@ from levada.framework.text import printable
 from .ask import RemoteTell, content_of
 from .cell import Cell
 from .channel_core import NOT_PROCESSED, OPEN, PROCESSED, ChannelCore, Envelope, TerminalState, let_others_run
-from .traced_channel import TracedChannel
+from .tracing import TracedChannel
 
 __all__ = ["Destination", "MailboxFeed"]
 

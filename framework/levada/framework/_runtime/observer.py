@@ -27,7 +27,7 @@ from levada.framework.supervision import RestartPolicy
 from .ask import content_of
 from .phase import PAUSED, RUNNING
 from .remains import open_handles
-from .slices import EVERY, SLICE
+from .scheduler import EVERY, SLICE
 
 if TYPE_CHECKING:
     from .cell import Cell

@@ -14,7 +14,7 @@ import attrs
 import trio
 from trio.testing import MockClock, active_thread_count
 
-from levada.framework._runtime.slices import SLICE
+from levada.framework._runtime.scheduler import SLICE
 from levada.framework._runtime.virtual_time import is_stuck, virtual_time, wait_for_threads
 from levada.framework.platform import Platform
 
