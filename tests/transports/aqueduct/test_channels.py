@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import pytest
 
@@ -47,6 +47,40 @@ def attached_sender(w: Wire, channel: int, number: int = 0) -> SenderHalf:
     half = w.receiver.mailbox[-1].attachments[0]
     assert isinstance(half, SenderHalf)
     return half
+
+
+@pytest.mark.rule("AQ-28")
+@pytest.mark.parametrize("first", [0, pytest.param(16_300, marks=pytest.mark.ci)])
+@pytest.mark.parametrize("config", [AqueductConfig(), AqueductConfig(window=16, mailbox=100, mailbox_bytes=9_000)])
+def test_messages_of_one_packet_are_received_as_if_each_had_a_packet(
+    wire: Callable[..., Wire], first: int, config: AqueductConfig
+) -> None:
+    """Numbers of one to three bytes, sizes around 128, another channel between, an attachment, a cut message, a full mailbox."""
+    frames = [Message(0, number, (), bytes([number & 0xFF]) * (number % 7)) for number in range(first + 200)]
+    frames[first + 5 : first + 5] = [Message(8, 0, (), b"beside")]
+    frames[first + 60] = Message(0, first + 59, (), bytes(127))
+    frames[first + 61] = Message(0, first + 60, (), bytes(128))
+    frames[first + 90] = Message(0, first + 89, (16,), b"attached")
+
+    def receive(pieces: Iterable[bytes]) -> tuple[object, ...]:
+        w = wire(client=False, config=config)
+        stream_id, taken = w.uni(), list[tuple[bytes, int]]()
+        for piece in pieces:
+            w.core.receive_stream_data(stream_id, piece, False, w.now)
+            while w.receiver.mailbox and len(taken) < first:
+                taken.append((w.receiver.take().payload, 0))
+        while w.receiver.mailbox:
+            message = w.receiver.take()
+            taken.append((message.payload, len(message.attachments)))
+        w.wait(0.1)
+        return taken, list(w.core.halves), w.core.held, w.broken()
+
+    before = [b"".join(frame.encode() for frame in frames[at : min(at + 50, first)]) for at in range(0, first, 50)]
+    data = b"".join(frame.encode() for frame in frames[first:])
+    whole = receive([*before, data[:-3], data[-3:]])
+    assert whole == receive([*before, *(frame.encode() for frame in frames[first:])])
+    assert whole[0] == [(frame.payload, len(frame.attachments)) for frame in frames if frame.channel == 0]
+    assert whole[2:] == (len(b"beside"), "none")
 
 
 @pytest.mark.rule("AQ-7", "E-5")

@@ -501,6 +501,8 @@ class AqueductCore:
                     receiver.stall(stream)  # type: ignore[union-attr]
                     return at
                 stream.place = place
+                if receiver is not None and end < size and type(data) is bytes:
+                    end = receiver.process_run(data, end)  # type: ignore[union-attr]
                 at = end
         except IndexError:
             stream.need = size - at + 1

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from .codes import LimitExceeded, ResetCode, violation
 from .events import Ended, Readable
-from .frames import LARGEST, ONESHOT, encode_ranges, split_runs
+from .frames import LARGEST, ONESHOT, encode_int, encode_ranges, split_runs
 from .links import ChannelHalf
 from .sender import SenderHalf
 from .state import RECEIVER, ReceiverInput, ReceiverState, StreamPosition
@@ -32,8 +32,16 @@ NO_MESSAGES: Any = ()
 _OPEN, _UNATTACHED = ReceiverState.OPEN, ReceiverState.UNATTACHED
 _FINISHING, _CLOSE_WAIT = ReceiverState.FINISHING, ReceiverState.CLOSE_WAIT
 
+_LOW = [bytes((octet,)) for octet in range(0x80)]
+_LOW_OF_MORE = [bytes((octet | 0x80,)) for octet in range(0x80)]
+"""The first octet of a number, and the same if others follow it."""
 _MAX_RUNS = 4096
 """Ints in one frame that we send: a peer may limit the array."""
+
+
+def _high(number: int) -> bytes:
+    """Return what follows the first octet of a message's number: its other octets, then that nothing is attached."""
+    return encode_int(number >> 7) + b"\0" if number >= 0x80 else b"\0"
 
 
 class Delivery:
@@ -89,7 +97,7 @@ class ReceiverHalf(ChannelHalf):
     """One local receiver, made by the core and used by the owner of the channel."""
 
     __slots__ = (
-        "_acked", "_acked_ahead", "_ahead", "_arrived", "_count", "_finish", "_frontier", "_next", "_noted", "_pending",
+        "_acked", "_acked_ahead", "_ahead", "_arrived", "_count", "_finish", "_frontier", "_head", "_next", "_noted", "_pending",
         "_pending_bytes", "_threshold", "acking", "claimed", "core", "mailbox", "stalled", "total", "untaken",
         "user_data",
     )  # fmt: skip
@@ -112,6 +120,7 @@ class ReceiverHalf(ChannelHalf):
         """Bytes that the application has not received."""
         self.user_data: Any = None
         """For the owner of the half; the core does not look at it."""
+        self._head = b"\x03" + encode_int(channel)
         # Reliable: all below `_next` were processed, and those in `_ahead`; all below `_acked` were acked, and those in `_acked_ahead`.
         self._next = 0
         self._ahead: set[int] | None = None
@@ -266,6 +275,47 @@ class ReceiverHalf(ChannelHalf):
         if self._finish is not None:
             self.maybe_finish()
         return True
+
+    def process_run(self, data: bytes, at: int) -> int:
+        """Process messages that follow the one of this channel that was processed just now; return where they end in `data`.
+
+        It takes the next numbers, without attachments and below 128 bytes. Whatever else comes, and bad messages, `process` takes.
+        To receive a message of 100 bytes in a packet of 90 takes 1.1 µs, with `decode_message` and `process` 1.9.
+        """
+        if self._ahead or self._finish is not None or self.state is _CLOSE_WAIT or self.id & ONESHOT:
+            return at
+        core, mailbox, number, size = self.core, self.mailbox, self._next, len(data)
+        config = core.config
+        # The message that makes an ack due is for `process`.
+        end = min(number + min(config.mailbox - len(mailbox), self._threshold - 1 - self._pending), LARGEST)
+        most = min(
+            config.mailbox_bytes - self.untaken,
+            config.max_untaken - core.held,
+            (config.window_bytes >> 1) - self._pending_bytes - 0x80,
+        )
+        first, taken = number, 0
+        make, append, head = core.delivery, mailbox.append, self._head
+        high = _high(number)
+        while number < end and taken < most:
+            low = number & 0x7F
+            if not low:
+                high = _high(number)
+            before = head + (_LOW[low] if number < 0x80 else _LOW_OF_MORE[low]) + high
+            start = at + len(before) + 1
+            if start > size or not data.startswith(before, at):
+                break
+            length = data[start - 1]
+            behind = start + length
+            if length >= 0x80 or behind > size:
+                break
+            append(make(self, data[start:behind], ()))
+            number, taken, at = number + 1, taken + length, behind
+        self._next = number
+        self._pending += number - first
+        self._pending_bytes += taken
+        self.untaken += taken
+        core.held += taken
+        return at
 
     def process_unreliable(self, number: int, attached: tuple[int, ...], payload: bytes) -> None:
         """Process a message from a datagram if there is room. Source: AQ-28, AQ-40."""
