@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import errno
 from contextlib import suppress
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,13 @@ import pyarrow.parquet
 from tests.pace import every
 from tests.surroundings import surrounded
 
-from levada.actors.durable import log_config
+from levada.actors.durable import log_columns, log_config
 from levada.actors.durable.rows import BOOKKEEPING
 from levada.actors.journal import EraseEntity, JournalError, JournalFull, OffsetGone, Store, TrimRows
 from levada.actors.journal import archive as archiving
 from levada.actors.journal.archive import Archive, RemoteFiles, rows_to_go
 from levada.actors.journal.places import archive_place
+from levada.framework import message
 from levada.framework.errors import ConfigurationError
 from levada.framework.platform import PLATFORM
 from levada.framework.testing.simulation import CHANGES, Call, Crashed, Fault, SimulatedDisk, SimulatedFiles
@@ -139,6 +142,44 @@ def test_rows_with_fewer_columns_are_read_in_those_of_today(tmp_path: Path) -> N
         assert {*found[: len(ALL)]} == {None}
         assert {*found[len(ALL) :]} == {"new"}
         assert len(one_table(store, place)) == 75
+
+
+@message("test.archive.place")
+class Place:
+    street: str
+    number: int | None
+
+
+@message("test.archive.moved")
+class Moved:
+    at: dt.datetime
+    day: dt.date
+    within: dt.timedelta
+    price: Decimal
+    data: bytes
+    share: float
+    places: list[Place]
+    sizes: dict[str, int]
+    place: Place | None
+
+
+def test_all_kinds_of_columns_come_back_as_they_were(tmp_path: Path) -> None:
+    columns, place = log_columns(Moved), {"street": "ä", "number": None}
+    moved = {
+        "at": dt.datetime(2026, 1, 2, 3, 4, 5, 6, dt.UTC), "day": dt.date(2026, 1, 2), "within": dt.timedelta(microseconds=3),
+        "price": Decimal("1.5"), "data": b"\0", "share": 0.1, "places": [place, place], "sizes": {"a": 1}, "place": place,
+    }  # fmt: skip
+    rows = [
+        {name: row[name] for name in ("entity", "sequence", "time", "kind", "_version")} | moved
+        for row in rows_from(0, ROWS)
+    ]
+    with Store.open(tmp_path / "log", columns, log_config(1)) as store:
+        append(store, rows, columns)
+        there = [row for _, batch in store.batches(0, 0) for row in batch.to_pylist() if row["entity"]]
+        trim(store, str(tmp_path / "archive"))
+        batches = [batch for _, batch in archived(str(tmp_path / "archive")).rows(0, 0, ROWS, columns)]
+        assert [row for batch in batches for row in batch.to_pylist()] == there
+        assert all(batch.schema.equals(columns, check_metadata=True) for batch in batches)
 
 
 def test_the_archive_of_another_log_is_refused(tmp_path: Path) -> None:

@@ -18,9 +18,11 @@ from tests.actors.postgres.test_questions import table_of
 
 from levada.actors.durable import Keep, shards, trim_log
 from levada.actors.journal import JournalError, JournalLocked
+from levada.actors.journal.archive import Archive
 from levada.actors.postgres import PostgresStore
 from levada.actors.postgres.copying import locked_postgres
 from levada.framework import ActorSystem
+from levada.framework.files import Files
 
 
 async def test_rows_are_archived_before_they_are_deleted(url: str, server: Cluster, tmp_path: Path) -> None:
@@ -52,6 +54,20 @@ async def test_rows_are_archived_before_they_are_deleted(url: str, server: Clust
         assert {"bert"} == {name for name, *_ in archived(place).values()}
     left = server.execute(f"SELECT DISTINCT kind FROM {table_of(url)} WHERE entity = 'anna'")
     assert left == [("$erased",)]
+
+
+async def test_rows_of_a_process_that_died_behind_its_archive_are_in_both(url: str, tmp_path: Path) -> None:
+    async with ActorSystem("test", ask_timeout=60.0) as system:
+        accounts = await shards(system, Account, events=EVENTS, journal=url, shards=1, snapshot_every=5, remember=3)
+        for _ in range(12):
+            await accounts["anna"].ask(Deposit(1))
+        before = await one_table(accounts, tmp_path)
+        with locked_postgres(PostgresStore.at(url, "").address, 0) as log:
+            Archive.at(str(tmp_path), Files()).add(log, 0, 1e12)
+        assert await one_table(accounts, tmp_path) == before
+        assert await trim_log(system, url, keep=0, remember=3, archive=tmp_path) > 0
+        assert await one_table(accounts, tmp_path) == before
+        assert archived(tmp_path) == before
 
 
 async def test_one_process_at_a_time_changes_the_archive_of_a_shard(
