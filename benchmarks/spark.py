@@ -1,14 +1,17 @@
 """Mailboxes in Spark against the cost of Spark's own round trip through Python: ``levada bench spark``.
 
-Rows are 220 bytes: a body of 200 and two int64. The base is a `mapInArrow` that returns its input, in the same session and the same
-round: rows go out of Java to a Python worker and back. A mailbox is read into Spark's sink that drops everything, and written from rows that
-Spark makes; two tasks, a bridge in this process, its journal on the disk, with each write staged, appended and synced.
+Rows are 220 bytes: a body of 200, different in each row of a mailbox that is read, and two int64. The base is a `mapInArrow` that returns its
+input, in the same session and the same round: rows go out of Java to a Python worker and back. A mailbox is read into Spark's sink that drops
+everything, and written from rows that Spark makes; two tasks, a bridge in this process, its journal on the disk, with each write staged,
+appended and synced.
 """
 
 from __future__ import annotations
 
+import hashlib
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -18,7 +21,7 @@ import trio
 
 from levada.actors.journal import JournalConfig
 from levada.actors.spark import Mailbox, serve_bridge, session
-from levada.framework import ActorSystem
+from levada.framework import Actor, ActorSystem, Asks, Reply, handles, message
 
 from ._levada import clock
 from ._measure import Contender, Measure, Progress, Report, Workload, measure
@@ -30,6 +33,42 @@ __all__ = ["run"]
 BATCH = 16_384
 """Rows of a batch: one block of the journal."""
 SCHEMA = pa.schema([("id", pa.int64()), ("size", pa.int64()), ("body", pa.string())])
+
+
+@message("bench.spark.timed")
+class Timed:
+    """A row that says when it was appended."""
+
+    at: int
+    """Nanoseconds of the clock of `time.monotonic_ns`."""
+
+
+@message("bench.spark.times")
+class Times(Asks[list[int]]):
+    """Asks for the times of the next rows, when so many have come."""
+
+    rows: int
+
+
+class Watch(Actor[Timed | Times]):
+    """Notes how many nanoseconds rows took."""
+
+    def __attrs_post_init__(self) -> None:
+        self._took: list[int] = []
+        self._wanted = 0
+        self._reply: Reply[list[int]] | None = None
+
+    @handles
+    def times(self, m: Times) -> None:
+        """Begin to note."""
+        self._took, self._wanted, self._reply = [], m.rows, self.reply_later()
+
+    @handles
+    def note(self, m: Timed) -> None:
+        """Take a row."""
+        self._took.append(time.monotonic_ns() - m.at)
+        if len(self._took) == self._wanted and self._reply is not None:
+            self._reply.send(self._took)
 
 
 class Actors:
@@ -49,6 +88,7 @@ class Actors:
             self.address = bridge.address
             self._source: Mailbox[Any] = await bridge.mailbox("source", SCHEMA, config=config)
             await bridge.mailbox("sink", SCHEMA, config=config)
+            self._system, self._bridge = system, bridge
             self.rows = 0
             self._ready.set()
             await self._stop.wait()
@@ -58,12 +98,36 @@ class Actors:
         trio.from_thread.run(self._fill, rows, trio_token=self._token)
 
     async def _fill(self, rows: int) -> None:
-        while self.rows < rows:
-            count = min(BATCH, rows - self.rows)
-            first = pa.array(range(self.rows, self.rows + count), pa.int64())
-            batch = pa.record_batch([first, first, pa.array(["x" * 200] * count)], schema=SCHEMA)
-            await self._source.append(batch)
-            self.rows += count
+        if self.rows < rows:
+            for batch in _batches(self.rows, rows):
+                await self._source.append(batch)
+            self.rows = rows
+
+    def watched(self, early: str, late: str) -> None:
+        """Make two mailboxes, and let an actor watch the second."""
+        trio.from_thread.run(self._watched, early, late, trio_token=self._token)
+
+    async def _watched(self, early: str, late: str) -> None:
+        self._early: Mailbox[Timed] = await self._bridge.mailbox(early, Timed)
+        await self._bridge.mailbox(late, Timed)
+        self._watch = self._system.spawn(Watch)
+        self._bridge.subscribe(late, self._watch, group="watch", keyed=False)
+
+    def trickle(self, rows: int) -> list[int]:
+        """Append rows to the first at 1,000 a second; return the nanoseconds until the actor behind the second had each."""
+        return trio.from_thread.run(self._trickle, rows, trio_token=self._token)
+
+    async def _trickle(self, rows: int) -> list[int]:
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(self._append_slowly, rows)
+            return await self._watch.ask(Times(rows), timeout=300.0)  # the query may have failed
+
+    async def _append_slowly(self, rows: int) -> None:
+        due = trio.current_time()
+        for _ in range(rows // 10):
+            await self._early.append([Timed(time.monotonic_ns())] * 10)
+            due += 0.01
+            await trio.sleep_until(due)
 
     def close(self) -> None:
         """Stop it."""
@@ -79,6 +143,16 @@ def _actors() -> Iterator[Actors]:
             yield actors
         finally:
             actors.close()
+
+
+def _batches(first: int, end: int) -> Iterator[pa.RecordBatch]:
+    """Make rows whose texts all differ, so that a file stores each."""
+    for begin in range(first, end, BATCH):
+        numbers = range(begin, min(begin + BATCH, end))
+        names = [b"%d" % number for number in numbers]
+        bodies = [(hashlib.sha512(name).hexdigest() + hashlib.sha384(name).hexdigest())[:200] for name in names]
+        ids = pa.array(numbers, pa.int64())
+        yield pa.record_batch([ids, ids, pa.array(bodies)], schema=SCHEMA)
 
 
 def _made(spark: Any, n: int) -> Any:
@@ -125,7 +199,7 @@ def run(*, rounds: int, quick: bool, only: str, progress: Progress) -> Report:
             asks(spark) as (ask_workloads, ask_runs),
             tempfile.TemporaryDirectory() as folder,
         ):
-            stream_workloads, stream_runs = streams(spark, actors, _made, folder)
+            stream_workloads, stream_runs = streams(spark, actors, _batches, folder)
             base, name = _identity(spark), "mapInArrow identity"
             n = 1_000_000
             workloads = [
