@@ -120,10 +120,9 @@ def test_the_core_from_a_wheel(distributions: tuple[Path, Path], tmp_path: Path)
     assert re.search(r"needs a source tree .* clone the repository, pip install -e '\.\[dev\]' in it", bench)
 
 
+@pytest.mark.release
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize(
-    "extra", [pytest.param(each, marks=pytest.mark.ci if each == "journal" else pytest.mark.release) for each in NEEDS]
-)
+@pytest.mark.parametrize("extra", NEEDS)
 def test_each_extra_alone(distributions: tuple[Path, Path], tmp_path: Path, extra: str) -> None:
     programs = environment(tmp_path / extra, f"{distributions[0]}[{extra}]")
     failed = json.loads(call(programs / "python", "-c", IMPORT_ALL, *PUBLIC, folder=tmp_path))

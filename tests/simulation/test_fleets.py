@@ -36,22 +36,22 @@ def lines(ended: subprocess.CompletedProcess[str]) -> list[str]:
 
 
 @pytest.fixture(scope="module")
-def twenty() -> list[str]:
-    return lines(worlds(0, 20))
+def ten() -> list[str]:
+    return lines(worlds(0, 10))
 
 
 @pytest.mark.ci
 @pytest.mark.timeout(300)
-def test_a_bank_does_each_command_once_in_the_order_of_its_answers_whatever_strikes(twenty: list[str]) -> None:
-    strikes = [int(line.split()[2]) for line in twenty]
-    assert len(strikes) == 20
-    assert sum(strikes) > 40
+def test_a_bank_does_each_command_once_in_the_order_of_its_answers_whatever_strikes(ten: list[str]) -> None:
+    strikes = [int(line.split()[2]) for line in ten]
+    assert len(strikes) == 10
+    assert sum(strikes) > 20
 
 
 @pytest.mark.ci
 @pytest.mark.timeout(300)
-def test_the_same_seed_sends_the_same_bytes_at_the_same_time_in_another_process(twenty: list[str]) -> None:
-    assert lines(worlds(5, 10, hash_seed=4711)) == twenty[5:15]
+def test_the_same_seed_sends_the_same_bytes_at_the_same_time_in_another_process(ten: list[str]) -> None:
+    assert lines(worlds(5, 4, hash_seed=4711)) == ten[5:9]
 
 
 @pytest.mark.release
@@ -63,9 +63,9 @@ def test_a_thousand_worlds_have_no_bad_one(part: int) -> None:
 @pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_what_a_former_owner_sends_late_is_fenced_off() -> None:
-    fences = [int(line.split()[3]) for line in lines(worlds(0, 4, program="handover"))]
-    assert len(fences) == 4
-    assert sum(1 for count in fences if count) >= 2
+    fences = [int(line.split()[3]) for line in lines(worlds(0, 2, program="handover"))]
+    assert len(fences) == 2
+    assert sum(fences) > 0
 
 
 @pytest.mark.release
@@ -91,7 +91,7 @@ def test_a_second_owner_is_found_within_a_hundred_moves(mutant: str) -> None:
 @pytest.mark.timeout(300)
 def test_the_loss_of_a_keeper_leaves_no_outcome_unknown() -> None:
     """Commands without ids, so each of them is given once, and answered or refused."""
-    assert len(lines(worlds(0, 8, program="keepers"))) == 8
+    assert len(lines(worlds(0, 4, program="keepers"))) == 4
 
 
 @pytest.mark.release
@@ -111,12 +111,12 @@ def test_a_shard_that_does_not_find_out_what_was_written_is_found_within_a_hundr
 @pytest.mark.timeout(300)
 def test_in_an_app_with_everything_nothing_runs_twice_and_nothing_is_done_twice() -> None:
     """Singletons, kept names, names of nodes and durable accounts, used before and after the ``yield``; strikes at starts and moves."""
-    ended = lines(worlds(0, 8, program="moves"))
-    assert len(ended) == 8
+    ended = lines(worlds(0, 4, program="moves"))
+    assert len(ended) == 4
     assert (
-        sum(int(line.split()[3]) for line in ended) > 24
+        sum(int(line.split()[3]) for line in ended) > 12
     )  # two begin in each world, and again when their nodes are struck
-    assert lines(worlds(3, 2, program="moves", hash_seed=4711)) == ended[3:5]
+    assert lines(worlds(3, 1, program="moves", hash_seed=4711)) == ended[3:]
 
 
 @pytest.mark.release

@@ -254,7 +254,7 @@ def test_whatever_is_killed_each_command_is_done_once(plan: list[Any]) -> None:
 @pytest.mark.parametrize("power", [False, True], ids=["kill", "power failure"])
 def test_a_crash_at_every_call_of_the_disk_loses_nothing_that_was_answered(power: bool) -> None:
     """The process dies in the middle of a call that changes the disk, or the power fails there. The next one dies soon after."""
-    step, call = every(2), 0
+    step, call = every(4), 0
     for call in itertools.count(1 + power % step, step):
         crashes: list[int] = []
         simulate(partial(crash, call, power, crashes), seeds=[1])

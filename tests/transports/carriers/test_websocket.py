@@ -415,6 +415,9 @@ async def test_the_reason_for_closing_arrives_behind_the_messages(by_client: boo
 async def test_both_may_close_at_once() -> None:
     client, server = await pair()
     await together(lambda: client.aclose(1000), lambda: server.aclose(1001))
+    for end in (client, server):
+        with pytest.raises(ConnectionClosed):
+            await end.receive()
 
 
 async def test_two_tasks_may_close_the_same_end() -> None:
