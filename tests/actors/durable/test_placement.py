@@ -21,9 +21,10 @@ from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Dep
 from tests.actors.nodes.conftest import Task, nodes_here
 
 from levada.actors.durable import CommandReused, Durable, OutcomeUnknown, Shards, applies, shards, shards_of
-from levada.actors.durable.hosting import FINISHING, UNUSED, CheckHost, Close, EndHost, Host, Open, Terms
+from levada.actors.durable.hosting import FINISHING, UNUSED, CheckHost, Close, EndHost, Host, Open
 from levada.actors.durable.placement import target
 from levada.actors.durable.rows import ShardLog, log_config
+from levada.actors.durable.settings import Terms
 from levada.actors.durable.turns import EntityCommand
 from levada.actors.journal import GetExtent, Journal, Store
 from levada.actors.nodes import Member, MemberState, NodeDown, Nodes

@@ -13,8 +13,9 @@ pytest.importorskip("psycopg")
 from tests.actors.durable.accounts import EVENTS, Account
 
 from levada.actors.durable import shards
-from levada.actors.durable.hosting import SentStore, Terms
+from levada.actors.durable.hosting import SentStore
 from levada.actors.durable.opening import OpenShards
+from levada.actors.durable.settings import Terms
 from levada.actors.postgres import PostgresStore
 from levada.actors.postgres.addresses import PostgresAddress
 from levada.framework import ActorSystem, Codec

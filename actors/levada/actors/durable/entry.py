@@ -16,7 +16,7 @@ import trio
 from levada.actors.apps import importable
 from levada.actors.journal import LogStore, partition_of
 from levada.actors.journal.places import archive_place
-from levada.framework import Actor, ActorSystem, Asks, Codec, Ref, bounded, handles
+from levada.framework import Actor, ActorSystem, Asks, Ref, bounded, handles
 from levada.framework.durations import is_duration
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.files import folder_path
@@ -26,13 +26,12 @@ from levada.framework.ref import DEFAULT_TIMEOUT
 
 from .access import Access
 from .entity import Durable, handler_of, state_set_by_handlers
-from .hosting import MAILBOX, Terms
+from .hosting import MAILBOX
 from .opening import AGAIN, Folder, OpenShards, Place, columns_in, database_at, has_streams, open_journal
 from .routing import Follower, Route, ShardRoutes, ToShard, subscribed
 from .rows import ShardLog, load_arrow
-from .settings import GetShardStatistics, Keep, ShardSettings, ShardStatistics, require_keep
+from .settings import GetShardStatistics, Keep, ShardSettings, ShardStatistics, Terms, require_keep
 from .shard import Finisher, Shard
-from .snapshots import Snapshots
 from .turns import CommandTurn, EntityCommand, Erase
 
 if TYPE_CHECKING:
@@ -409,21 +408,8 @@ async def _start(
     """Start the shards of a class in this process."""
     place, terms = opening.place, opening.terms
     columns = await columns_in(system, place, wanted.schema, terms.shards)
-    settings = ShardSettings(
-        cls=cls,
-        log=wanted if columns is wanted.schema else ShardLog([*wanted.kinds], columns),
-        node=f"{system.name}:{system.platform.pid()}",
-        idle=terms.idle,
-        remember=terms.remember,
-        snapshot_every=terms.snapshot_every,
-        snapshots=Snapshots(cls),
-        codec=Codec(),
-        max_live=terms.max_live,
-        clock=clock or system.platform.time,
-        clock_jumps=clock is not trio.current_time if clock else not system.platform.virtual,
-        keep=terms.keep,
-        archive=terms.archive,
-    )
+    log = wanted if columns is wanted.schema else ShardLog([*wanted.kinds], columns)
+    settings = ShardSettings.of(system, cls, log, terms, clock)
     ref = system.spawn(_Root, settings, place, terms.shards, terms.patience, name=name, supervise="escalate")
     try:
         log_ref, started = await ref.ask(_Start(), timeout=None)

@@ -84,7 +84,7 @@ class Erasing:
         assert gone.snapshot is not None
         # The shard's snapshot is the row before. A later snapshot may not be on disk yet.
         own = EraseEntity("", partition=shard.number, before=gone.snapshot - 1)
-        erasure = EraseEntity(entity, shard.number, gone.snapshot, shard.settings.archive)
+        erasure = EraseEntity(entity, shard.number, gone.snapshot, shard.settings.terms.archive)
         try:
             await shard.access.ask(own)
             done = await shard.access.ask(erasure)

@@ -22,12 +22,11 @@ from levada.framework.text import printable
 from .access import Access
 from .entity import Durable
 from .rows import ShardLog, load_arrow
-from .settings import ShardSettings
+from .settings import ShardSettings, Terms
 from .shard import Leave, Shard
-from .snapshots import Snapshots
 
 __all__ = [
-    "MAILBOX", "CheckHost", "Close", "EndHost", "GetPlacement", "Host", "Open", "Owner", "SentStore", "Subscribe", "Terms",
+    "MAILBOX", "CheckHost", "Close", "EndHost", "GetPlacement", "Host", "Open", "Owner", "SentStore", "Subscribe",
 ]  # fmt: skip
 
 MAILBOX = 1024
@@ -36,25 +35,6 @@ UNUSED: Final = 30.0
 """Seconds after which a host ends that the driver has never asked anything: the driver did not learn of its start in time, and has made another."""
 FINISHING: Final = 20.0
 """Seconds for a shard to finish before it is killed. A shard that waits for its journal could take the partition back from its next owner."""
-
-
-@message("levada.durable.terms", frozen=True)
-class Terms:
-    """The settings that all hosts of a durable class need."""
-
-    cls: str
-    """``module:qualname`` of the class, which the node's app has imported."""
-    schema: bytes
-    """The columns of the log, as an Arrow IPC message."""
-    shards: int
-    idle: float
-    remember: int
-    snapshot_every: int
-    max_live: int
-    """Of one shard."""
-    patience: float
-    keep: float | None = None
-    archive: str = ""
 
 
 @message("levada.durable.check_host", frozen=True)
@@ -188,22 +168,7 @@ class Host(Actor[CheckHost | Open | Close | EndHost | _Unused]):
             raise ConfigurationError(
                 f"{terms.cls} has other events on this node than in the driver: both must run the same code"
             )
-        codec = Codec()
-        return ShardSettings(
-            cls=cls,
-            log=log,
-            node=f"{self.system.name}:{self.system.platform.pid()}",
-            idle=terms.idle,
-            remember=terms.remember,
-            snapshot_every=terms.snapshot_every,
-            snapshots=Snapshots(cls),
-            codec=codec,
-            max_live=terms.max_live,
-            clock=self.system.platform.time,
-            clock_jumps=not self.system.platform.virtual,
-            keep=terms.keep,
-            archive=terms.archive,
-        )
+        return ShardSettings.of(self.system, cls, log, terms)
 
     @handles
     def check(self, _: CheckHost) -> None:

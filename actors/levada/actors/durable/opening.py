@@ -30,8 +30,9 @@ from levada.actors.journal.log import DATABASES
 from levada.framework import Actor, ActorSystem, Asks, Ref, bounded, message, restart
 from levada.framework.errors import ActorError, ConfigurationError, LevadaError
 
-from .hosting import SentStore, Terms
+from .hosting import SentStore
 from .rows import grown, log_config
+from .settings import Terms
 
 if TYPE_CHECKING:
     from levada.actors.postgres import PostgresStore

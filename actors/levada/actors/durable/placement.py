@@ -27,7 +27,8 @@ from levada.framework.errors import (
     RemoteFailure,
 )
 
-from .hosting import CheckHost, Close, EndHost, Host, Open, Owner, SentStore, Subscribe, Terms
+from .hosting import CheckHost, Close, EndHost, Host, Open, Owner, SentStore, Subscribe
+from .settings import Terms
 
 __all__ = ["Placement", "PrepareHosts", "target"]
 

@@ -6,9 +6,10 @@ from collections.abc import Callable
 from typing import Any
 
 import attrs
+import trio
 
 from levada.actors.journal.places import archive_place
-from levada.framework import Codec, message
+from levada.framework import ActorSystem, Codec, message
 from levada.framework.durations import is_duration
 from levada.framework.errors import ConfigurationError
 from levada.framework.files import StrPath
@@ -18,7 +19,7 @@ from .entity import Durable
 from .rows import ShardLog
 from .snapshots import Snapshots
 
-__all__ = ["GetShardStatistics", "Keep", "ShardSettings", "ShardStatistics"]
+__all__ = ["GetShardStatistics", "Keep", "ShardSettings", "ShardStatistics", "Terms"]
 
 
 @attrs.frozen
@@ -45,28 +46,54 @@ def require_keep(seconds: object) -> None:
         raise ConfigurationError(f"keep is {seconds!r}, wanted seconds, 0 or more")
 
 
-@attrs.frozen(kw_only=True)
-class ShardSettings:
-    """The settings that all shards of a durable class share."""
+@message("levada.durable.terms", frozen=True)
+class Terms:
+    """The settings that all hosts of a durable class need."""
 
-    cls: type[Durable[Any]]
-    log: ShardLog
-    node: str
-    """The name of this process in the log."""
+    cls: str
+    """``module:qualname`` of the class, which the node's app has imported."""
+    schema: bytes
+    """The columns of the log, as an Arrow IPC message."""
+    shards: int
     idle: float
     remember: int
     snapshot_every: int
-    snapshots: Snapshots
     max_live: int
     """Of one shard."""
+    patience: float
+    keep: float | None = None
+    archive: str = ""
+
+
+@attrs.frozen
+class ShardSettings:
+    """The settings that all shards of a durable class share in one process."""
+
+    cls: type[Durable[Any]]
+    log: ShardLog
+    terms: Terms
+    node: str
+    """The name of this process in the log."""
     clock: Callable[[], float]
     clock_jumps: bool
     """Whether the clock may be set while a reminder waits for its time."""
+    snapshots: Snapshots
     codec: Codec
-    keep: float | None
-    """Seconds for which rows behind snapshots are kept; None: for ever."""
-    archive: str
-    """As `TrimRows.archive`."""
+
+    @classmethod
+    def of(
+        cls,
+        system: ActorSystem,
+        durable: type[Durable[Any]],
+        log: ShardLog,
+        terms: Terms,
+        clock: Callable[[], float] | None = None,
+    ) -> ShardSettings:
+        """Make the settings for this process; `clock` comes from the program."""
+        platform = system.platform
+        jumps = clock is not trio.current_time if clock else not platform.virtual
+        node = f"{system.name}:{platform.pid()}"
+        return cls(durable, log, terms, node, clock or platform.time, jumps, Snapshots(durable), Codec())
 
 
 @message("levada.durable.shard_statistics", frozen=True)

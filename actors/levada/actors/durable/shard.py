@@ -143,7 +143,8 @@ class Shard(DescribedActor[Any]):
         self._handlers = self.settings.cls.command_table
         self._sync_handlers = self._handlers[None]
         self._time = self.settings.clock
-        self._snapshot_every = self.settings.snapshot_every
+        terms = self.settings.terms
+        self._snapshot_every, self._remember = terms.snapshot_every, terms.remember
         self._reminder_times = ReminderTimes(self)
         self._refusal: JournalError | None = JournalError("it is being opened")
         """Why it takes no commands; None: it takes them."""
@@ -151,7 +152,7 @@ class Shard(DescribedActor[Any]):
         """Why the journal takes no rows, so that it answers only what needs none; None: it owns its partition."""
         self._commits = Commits(self.access, self.log, 0)
         self.under_way = UnderWay(self._commits, self._reminder_times.again)
-        self.entities = Population(self._commits, self.settings.max_live)
+        self.entities = Population(self._commits, terms.max_live)
 
     async def started(self) -> None:
         """Take the partition, and start the task that writes."""
@@ -221,7 +222,7 @@ class Shard(DescribedActor[Any]):
     def _begin_to_write(self) -> None:
         self.start_task(self._commits.run)
         self._reminder_times.arm()
-        if self.settings.keep is not None:
+        if self.settings.terms.keep is not None:
             self._trim_in(FIRST_WAIT)
 
     def start_task(self, function: Callable[..., Coroutine[Any, Any, None]], *args: Any) -> None:
@@ -589,7 +590,7 @@ class Shard(DescribedActor[Any]):
             if live.commands is None:
                 live.commands = {}
             live.commands[row.command] = (offset, row.body)
-            if len(live.commands) > self.settings.remember:
+            if len(live.commands) > self._remember:
                 del live.commands[next(iter(live.commands))]
         if row.kind is ERASED:
             live.snapshot = offset  # rows before it go
@@ -718,12 +719,12 @@ class Shard(DescribedActor[Any]):
     @handles
     def sweep(self, _: _Sweep) -> None:
         """Drop entities that had no command for some time."""
-        self.entities.sweep(self._clock.current_time() - self.settings.idle)
+        self.entities.sweep(self._clock.current_time() - self.settings.terms.idle)
         if not self.entities.is_empty:
             self._sweep_later()
 
     def _sweep_later(self) -> None:
-        self.timers.once("sweep", self.settings.idle / 4, _Sweep())
+        self.timers.once("sweep", self.settings.terms.idle / 4, _Sweep())
 
     @handles
     def count(self, _: GetShardStatistics) -> ShardStatistics:

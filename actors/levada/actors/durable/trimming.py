@@ -27,14 +27,14 @@ TIMEOUT = 3600.0
 
 async def trim(journal: Ref[Any], shard: int, path: str, settings: ShardSettings) -> float:
     """Trim the log of a shard; return the seconds to the next time. If the log refuses or is out of reach, that is logged."""
-    assert settings.keep is not None
-    older = settings.clock() - settings.keep
+    assert settings.terms.keep is not None
+    older = settings.clock() - settings.terms.keep
     try:
-        question = TrimRows(shard, older, settings.remember, settings.snapshots.layout, settings.archive)
+        question = TrimRows(shard, older, settings.terms.remember, settings.snapshots.layout, settings.terms.archive)
         done = await journal.ask(question, timeout=TIMEOUT)
     except (LevadaError, OSError) as error:
         logger.warning("%s is not trimmed: %s", path, error, extra={"event": "not_trimmed"})
     else:
         if done.rows:
             logger.info("%s: %d old rows were trimmed", path, done.rows, extra={"event": "trimmed"})
-    return min(max(settings.keep / 8, LEAST_WAIT_ARCHIVED if settings.archive else LEAST_WAIT), MOST_WAIT)
+    return min(max(settings.terms.keep / 8, LEAST_WAIT_ARCHIVED if settings.terms.archive else LEAST_WAIT), MOST_WAIT)
