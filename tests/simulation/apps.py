@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from itertools import count
 from pathlib import Path
+from signal import SIGTERM
 from typing import Any, Final
 
 import attrs
@@ -17,6 +19,8 @@ from tests.simulation.bank import SETTINGS, Account, Added, Reminded
 
 from levada.actors import aqueduct, lumberjack, maop, protocols, rsocket
 from levada.actors.authentication import Credentials
+from levada.actors.cli.serve import add_parser
+from levada.actors.cli.serve_nodes import NodesRun
 from levada.actors.durable import shards, shards_of
 from levada.actors.nodes import local_nodes
 from levada.framework import Actor, ActorSystem, Asks, Identity, Sender, channel, handles, message, restart
@@ -28,7 +32,7 @@ from levada.transports.carriers.shared_sockets import share_sockets
 from levada.transports.qmux import QmuxConfig
 from levada.transports.rsocket import CoreConfig
 
-__all__ = ["FAULTS", "MACHINES", "SCHEMES", "Counters", "Ledgers", "Sessions"]
+__all__ = ["FAULTS", "MACHINES", "SCHEMES", "Counters", "Ledgers", "Served", "Sessions"]
 
 SCHEMES: Final = [
     *(f"{name}{carrier}" for name in ("aqueduct", "maop") for carrier in ("", "+tcp", "+tls", "+unix", "+ws", "+wss")),
@@ -326,7 +330,7 @@ async def _none() -> AsyncIterator[int]:
         yield number
 
 
-async def counter(system: ActorSystem) -> AsyncIterator[None]:
+async def counter(system: ActorSystem) -> AsyncIterator[Any]:
     """Serve accounts of a bank on a node, at an address that all nodes share."""
 
     async def answer(request: rsocket.Request) -> bytes:
@@ -334,8 +338,16 @@ async def counter(system: ActorSystem) -> AsyncIterator[None]:
         accounts = await shards_of(system, Account)
         return bytes([await accounts[entity].ask(bank.Add(id), command=id, timeout=5.0)])
 
-    async with rsocket.serve(system, "rsocket+tcp://0.0.0.0:7000", answer):
-        yield
+    async with rsocket.serve(system, "rsocket+tcp://0.0.0.0:7000", answer) as server:
+        yield server
+
+
+async def whole_counter(system: ActorSystem) -> AsyncIterator[Any]:
+    """Serve accounts of a bank, with the shards: an app for ``levada serve --nodes``."""
+    events = Added | Reminded
+    await shards(system, Account, events=events, journal="/accounts", shards=4, keeper=True)
+    async with asynccontextmanager(counter)(system) as server:
+        yield server
 
 
 class Counters:
@@ -366,7 +378,7 @@ class Counters:
             await trio.sleep(1)
             process = world[process.name]
 
-    async def _drive(self) -> None:
+    async def _drive(self) -> object:
         async with (
             ActorSystem("driver", ask_timeout=10.0) as system,
             share_sockets() as sockets,
@@ -394,6 +406,29 @@ class Counters:
                     await trio.sleep(0.2)
 
         return main
+
+
+class Served(Counters):
+    """``levada serve --nodes 2`` itself, which ends at SIGTERM when all is done."""
+
+    async def run(self, world: World) -> None:
+        """Run to the end of the server."""
+        await super().run(world)
+        world.strikes.stop()
+        while True:
+            server = world["driver"]
+            await trio.sleep(30.0)  # it may be starting
+            if server is world["driver"] and not server.ended.is_set():
+                break
+        server.terminate()
+        assert await server.wait() == 0
+
+    async def _drive(self) -> int:
+        parser = argparse.ArgumentParser()
+        commands: Any = parser.add_subparsers()
+        add_parser(commands)
+        target = f"{whole_counter.__module__}:{whole_counter.__name__}"
+        return await NodesRun(parser.parse_args(["serve", target, "--nodes", "2"])).main([SIGTERM])
 
 
 class Sessions:

@@ -13,7 +13,7 @@ from cryptography import x509
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ed25519
 from tests.simulation.app_worlds import REPEATED
-from tests.simulation.apps import FAULTS, MACHINES, SCHEMES, Counters, Ledgers, Sessions
+from tests.simulation.apps import FAULTS, MACHINES, SCHEMES, Counters, Ledgers, Served, Sessions
 
 from levada.framework.testing.simulation import Faults, simulate
 
@@ -92,6 +92,19 @@ def test_nodes_behind_one_address_enter_each_entry_once_whatever_strikes() -> No
     done = simulate(counters.run, seeds=range(6), machines=MACHINES, faults=FAULTS, limit=900.0)
     assert counters.served >= 6 * 16
     assert done.strikes > 12
+
+
+@pytest.mark.ci
+def test_levada_serve_with_nodes_enters_each_entry_once_whatever_strikes_and_drains_at_its_end(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    served = Served()
+    done = simulate(served.run, seeds=range(4), machines=MACHINES, faults=FAULTS, limit=900.0)
+    assert served.served >= 4 * 16
+    assert done.strikes > 8
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) >= 4
+    assert set(lines) == {"SERVING rsocket+tcp://0.0.0.0:7000"}
 
 
 @pytest.mark.release

@@ -8,7 +8,8 @@ from __future__ import annotations
 import os
 import secrets
 import socket
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import AbstractContextManager
 from contextvars import ContextVar
 from time import monotonic, perf_counter, process_time, time
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar, TypeVarTuple, Unpack
@@ -235,6 +236,8 @@ class Platform:
     """Returns the name of the machine."""
     scheduling: Callable[[Any], None] | None = None
     """Called with the run queue of each system that starts, to change its order; None: not called."""
+    signals: Callable[..., AbstractContextManager[AsyncIterator[int]]] = trio.open_signal_receiver
+    """Receives signals with these numbers, as `trio.open_signal_receiver`."""
     launch: Launch | None = None
     """Starts processes; None: the operating system does."""
     network: Network | None = None

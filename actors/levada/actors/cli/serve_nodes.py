@@ -24,6 +24,7 @@ from levada.actors.nodes.inspection import look, reload
 from levada.actors.nodes.local import output
 from levada.framework import ActorSystem, Failed, Reason, restart
 from levada.framework.errors import ConfigurationError, LevadaError
+from levada.framework.platform import PLATFORM
 from levada.framework.text import printable
 from levada.transports.carriers.shared_sockets import SharedSockets, share_sockets
 
@@ -84,7 +85,7 @@ class NodesRun:
 
     async def main(self, numbers: list[int]) -> int:
         """Run the nodes; return the exit code."""
-        with trio.open_signal_receiver(*numbers) as signals:
+        with PLATFORM.get().signals(*numbers) as signals:
             async with trio.open_nursery() as nursery:
                 nursery.start_soon(self._obey, signals)
                 if self._args.health is not None:
@@ -257,10 +258,12 @@ class NodesRun:
         await self._look()
         nodes: list[dict[str, Any]] = []
         sums: dict[str, int] = dict.fromkeys(_SUMS, 0)
-        serving = 0
+        answering = serving = 0
         for member in self._members():
             statistics = self._statistics.get((member.name, member.restarts), {})
-            serving += member.state is MemberState.UP and bool(statistics)
+            answers = member.state is MemberState.UP and bool(statistics)
+            answering += answers
+            serving += answers and self._fleet is not None and self._fleet.is_for_any(member.name)
             for name, value in statistics.items():
                 sums[name] += value
             facts = _facts(member)
@@ -269,7 +272,7 @@ class NodesRun:
                 | {"actors": statistics.get("actors")}
             )
         state: str = self._state
-        if state == "serving" and serving < len(nodes):
+        if state == "serving" and answering < len(nodes):
             state = "degraded" if serving else "down"
         return state in ("serving", "degraded"), {"state": state, "urls": self._urls, "nodes": nodes, **sums}
 
@@ -286,12 +289,13 @@ class NodesRun:
 
 
 def _common_urls(fleet: Fleet) -> list[str]:
-    """Return the URLs that all nodes serve.
+    """Return the URLs that all nodes serve. Keepers of journals, which the app may start, serve none.
 
     Raises:
         ConfigurationError: they serve different ones.
     """
-    served = {member.name: fleet.choose(member.name).listeners for member in fleet.members}
+    members = (member for member in fleet.members if fleet.is_for_any(member.name))
+    served = {member.name: fleet.choose(member.name).listeners for member in members}
     first = next(iter(served))
     for name, urls in served.items():
         if urls != served[first]:

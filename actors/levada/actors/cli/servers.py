@@ -21,6 +21,7 @@ from levada.actors.console import serve_console
 from levada.actors.console.server import Command
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
+from levada.framework.platform import PLATFORM
 
 __all__ = ["console_of", "own_console", "serve_own_console"]
 
@@ -69,10 +70,11 @@ def own_console(*, nodes: bool = False) -> Path:
 async def serve_own_console(system: ActorSystem, commands: Mapping[str, Command] | None = None) -> AsyncIterator[None]:
     """Show this server to ``levada top`` while the block lasts, and with commands also to ``levada nodes``.
 
-    If there can be no console, the log says why, and the server works without it.
+    If there can be no console, the log says why, and the server works without it. A server in a simulated network has none.
     """
     async with AsyncExitStack() as console:
-        if hasattr(socket, "AF_UNIX") and hasattr(os, "getuid"):  # not on Windows
+        # not on Windows
+        if PLATFORM.get().network is None and hasattr(socket, "AF_UNIX") and hasattr(os, "getuid"):
             try:
                 path = own_console(nodes=commands is not None)
                 await console.enter_async_context(serve_console(system, path, commands=commands))

@@ -9,9 +9,10 @@ from __future__ import annotations
 import random
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
+from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import partial
-from signal import SIGKILL
+from signal import SIGKILL, SIGTERM
 from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
 
 import attrs
@@ -157,6 +158,7 @@ class Process(Endpoint):
             pid=lambda: self.pid,
             host=lambda: self.machine.name,
             scheduling=lambda run_queue: shuffle(run_queue, order, _QUANTUM, partial(self.world.turn, self)),
+            signals=lambda *numbers: nullcontext(_Signals(self.terminated)),
             launch=self._launch,
             network=NetworkOfProcess(self.world.network, self),
         )
@@ -201,7 +203,7 @@ class Process(Endpoint):
         self.offset += seconds
 
     def terminate(self) -> None:
-        """Send SIGTERM: a process that was started with an app ends in order, and so does a node."""
+        """Send SIGTERM: a process that was started with an app ends in order, and so do a node and ``levada serve --nodes``."""
         self.terminated.set()
 
     async def wait(self) -> int:
@@ -369,6 +371,24 @@ class _Launched:
     async def wait(self) -> int:
         """Wait until it has ended."""
         return await self._child.wait()
+
+
+class _Signals:
+    """The signals that a process gets: SIGTERM, once."""
+
+    def __init__(self, terminated: trio.Event) -> None:
+        self._terminated = terminated
+        self._is_told = False
+
+    def __aiter__(self) -> _Signals:
+        return self
+
+    async def __anext__(self) -> int:
+        if self._is_told:
+            await trio.sleep_forever()
+        await self._terminated.wait()
+        self._is_told = True
+        return SIGTERM
 
 
 class _Inside:
