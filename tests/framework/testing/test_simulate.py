@@ -463,6 +463,18 @@ def test_a_cut_loses_datagrams_and_a_pause_holds_them() -> None:
     post(scenario)
 
 
+def test_a_cut_of_udp_lets_everything_else_pass() -> None:
+    async def scenario(world: World, peers: Peers | Posts, lost: set[int]) -> None:
+        await peers.begin()
+        await trio.sleep(1.5)
+        world.cut("A", "B", only_udp=True, seconds=2)
+        await trio.sleep(10)
+        assert peers.heard == [(n, n) for n in range(10) if n not in lost]
+
+    post(lambda world: scenario(world, Posts(world), {2, 3}))
+    post(lambda world: scenario(world, Peers(world), set()))
+
+
 def test_a_datagram_to_a_dead_process_or_larger_than_the_network_takes_is_lost() -> None:
     async def scenario(world: World) -> None:
         async def main() -> None:

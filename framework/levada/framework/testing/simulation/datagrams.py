@@ -126,7 +126,7 @@ class Post:
         socket, receiver = listeners[0]  # the one whose turn it is
         if sender.paused or receiver.paused:
             self._held.append(partial(self._arrive, sender, source, target, data))
-        elif not self._network.is_cut(sender, receiver):
+        elif not self._network.is_cut(sender, receiver, udp=True):
             receiver.context.run(socket.arrive, data, source)
 
     def look(self) -> None:

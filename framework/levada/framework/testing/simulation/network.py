@@ -129,7 +129,8 @@ class SimulatedNetwork:
         """Those that wait for an address to be within reach."""
         self.addresses = Addresses(self.changed)
         self._wires: dict[SimulatedWire, None] = {}
-        self._cuts: dict[tuple[str, str], None] = {}
+        self._cuts: dict[tuple[str, str], bool] = {}
+        """The ways that are cut, and whether only for datagrams."""
         self._digest = blake2b(digest_size=16)
         self.sent = 0
         """Calls that were posted so far."""
@@ -238,14 +239,14 @@ class SimulatedNetwork:
         """Return whether nothing arrives this way now."""
         return bool(sender.paused or receiver.paused) or self.is_cut(sender, receiver)
 
-    def is_cut(self, sender: Endpoint, receiver: Endpoint) -> bool:
-        """Return whether this way is cut."""
+    def is_cut(self, sender: Endpoint, receiver: Endpoint, *, udp: bool = False) -> bool:
+        """Return whether this way is cut; with `udp`, for datagrams."""
         cuts = self._cuts
-        return bool(cuts) and any((a, b) in cuts for a in sender.names for b in receiver.names)
+        return bool(cuts) and any(udp or not cuts[a, b] for a in sender.names for b in receiver.names if (a, b) in cuts)
 
-    def cut(self, sender: str, receiver: str) -> None:
-        """Block what one machine or process sends to another."""
-        self._cuts[sender, receiver] = None
+    def cut(self, sender: str, receiver: str, *, only_udp: bool = False) -> None:
+        """Block what one machine or process sends to another, or only its datagrams."""
+        self._cuts[sender, receiver] = only_udp and self._cuts.get((sender, receiver), True)
 
     def heal(self, sender: str, receiver: str) -> None:
         """End a cut."""

@@ -170,20 +170,30 @@ class World:
         """
         return self.machines[name].disk if name in self.machines else self[name].machine.disk
 
-    def cut(self, sender: str, receiver: str, *, one_way: bool = False, seconds: float | None = None) -> None:
+    def cut(
+        self,
+        sender: str,
+        receiver: str,
+        *,
+        one_way: bool = False,
+        only_udp: bool = False,
+        seconds: float | None = None,
+    ) -> None:
         """Block the way between two machines or processes, until `heal`.
 
         Args:
             sender: the name of a machine or a process.
             receiver: the same.
             one_way: whether what `receiver` sends still arrives.
+            only_udp: whether only datagrams are lost, as behind a firewall that lets TCP pass but not QUIC.
             seconds: after which it heals by itself.
         """
         how = "->" if one_way else "<->"
-        self.note(f"cut {sender} {how} {receiver}{'' if seconds is None else f' for {seconds:g} s'}")
-        self.network.cut(sender, receiver)
+        what = "cut UDP" if only_udp else "cut"
+        self.note(f"{what} {sender} {how} {receiver}{'' if seconds is None else f' for {seconds:g} s'}")
+        self.network.cut(sender, receiver, only_udp=only_udp)
         if not one_way:
-            self.network.cut(receiver, sender)
+            self.network.cut(receiver, sender, only_udp=only_udp)
         if seconds is not None:
             self.network.later(seconds, lambda: self._heal(sender, receiver))
 
