@@ -28,7 +28,7 @@ __all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure"
 LIMITS = {
     "rsocket": (76, 13),
     "aqueduct": (63, 13),
-    "aqueduct-sender": (593, 37),
+    "aqueduct-sender": (594, 37),
     "maop": (258, 24),
     "durable": (113, 19),
     "spark": (292, 34),
@@ -36,6 +36,7 @@ LIMITS = {
 """Calls and files of a walk, at most."""
 
 WARM_UP, OPERATIONS = 200, 101
+ON_THREADS = ("durable", "lumberjack", "spark")
 
 Operation = Callable[[], Awaitable[object]]
 Step = tuple[str, str]
@@ -296,13 +297,13 @@ WALKS: dict[str, tuple[str, Callable[[ActorSystem], AbstractAsyncContextManager[
 
 
 def measure(key: str) -> Counter:
-    """Count one of `WALKS`."""
+    """Count one of `WALKS`; in virtual time, so that no timer comes due on a busy machine, unless threads take part."""
 
     async def main() -> Counter:
         async with ActorSystem(ask_timeout=60.0) as system, WALKS[key][1](system) as operation:
             return await count(operation)
 
-    return trio.run(main)
+    return trio.run(main, clock=None if key in ON_THREADS else trio.testing.MockClock(autojump_threshold=0))
 
 
 def main() -> None:
