@@ -123,27 +123,6 @@ def another_question() -> None:
     in_system(ask)
 
 
-@mistake("which is lost when the entity leaves memory")
-def state_without_an_event() -> None:
-    durable = pytest.importorskip("levada.actors.durable")
-
-    class Till(durable.Durable):  # type: ignore[misc, name-defined]  # a class of an extra
-        total: int = 0
-
-        @handles
-        def add(self, m: Question) -> int:
-            self.total += 1
-            return self.total
-
-        @durable.applies  # type: ignore[untyped-decorator]
-        def added(self, e: Other) -> None: ...
-
-    async def open_shards(system: ActorSystem) -> None:
-        await durable.shards(system, Till, events=Other, journal="never-made")
-
-    in_system(open_shards)
-
-
 @mistake("annotate 'm' with the message class")
 def no_annotation() -> None:
     class Plain(Actor):  # type: ignore[type-arg]

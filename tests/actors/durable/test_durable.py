@@ -268,6 +268,32 @@ async def test_the_least_recently_used_leave_first(tmp_path: Path) -> None:
         assert await accounts["b"].ask(Balance()) == 1
 
 
+async def test_a_handler_that_sets_state_without_an_event_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Forgets(Durable[Deposit]):
+        balance: int = 0
+        asked: int = attrs.field(default=0, init=False)
+
+        @handles
+        async def deposit(self, m: Deposit) -> int:
+            self.asked += 1  # no state
+            await self.commit()
+            self.balance += m.amount
+            return self.balance
+
+        @applies
+        def one(self, e: Deposited) -> None:
+            self.balance += e.amount
+
+    async with ActorSystem("test") as system:
+        await shards(system, Forgets, events=Deposited, journal=tmp_path, shards=2)
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [text.partition(":")[0] for text in warned] == [
+        "the handler Forgets.deposit sets self.balance, which is lost when the entity leaves memory"
+    ]
+
+
 async def test_an_entity_is_an_actor_below_its_shard(tmp_path: Path) -> None:
     async with ActorSystem("test", ask_timeout=300.0) as system:
         accounts = await shards(system, Account, events=EVENTS, journal=tmp_path, shards=2)
@@ -324,21 +350,6 @@ def test_misuse_is_refused_where_it_is_given(tmp_path: Path) -> None:
         @applies
         def one(self, e: Deposited) -> None: ...
 
-    class Forgets(Durable[Deposit]):
-        balance: int = 0
-        asked: int = attrs.field(default=0, init=False)
-
-        @handles
-        async def deposit(self, m: Deposit) -> int:
-            self.asked += 1  # no state
-            await self.commit()
-            self.balance += m.amount
-            return self.balance
-
-        @applies
-        def one(self, e: Deposited) -> None:
-            self.balance += e.amount
-
     async def refused(cls: Any, events: Any, match: str, **settings: Any) -> None:
         async with ActorSystem("test") as system:
             with pytest.raises(ConfigurationError, match=match):
@@ -354,7 +365,6 @@ def test_misuse_is_refused_where_it_is_given(tmp_path: Path) -> None:
             )
         await refused(Handles, Deposited, "Handles handles Plain: commands are messages")
         await refused(Needs, Deposited, "Needs.balance: a field of a durable actor is state")
-        await refused(Forgets, Deposited, "the handler Forgets.deposit sets self.balance, which is lost")
         await refused(Account, (Deposited, Withdrawn), "wanted the classes of the events, as in Deposited | Withdrawn")
         await refused(Durable, Deposited, "Durable has no @applies")
         await refused(str, Deposited, "wanted a class derived from Durable")

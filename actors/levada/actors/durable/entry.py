@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import math
 import os
 import sys
@@ -38,6 +39,8 @@ if TYPE_CHECKING:
     from levada.actors.nodes import Nodes
 
 __all__ = ["Entity", "Shards", "shards", "shards_of"]
+
+logger = logging.getLogger("levada.actors.durable")
 
 M = TypeVar("M")
 R = TypeVar("R")
@@ -463,10 +466,11 @@ def _check_class(cls: type[Durable[Any]], events: tuple[type, ...]) -> None:
     if extra:
         raise ConfigurationError(f"{cls.__name__} applies {', '.join(extra)}, which shards(events=…) does not name")
     for handler, field in state_set_by_handlers(cls):
-        raise ConfigurationError(
-            f"the handler {cls.__name__}.{handler} sets self.{field}, which is lost when the entity leaves memory: record an event, and set it "
-            "in the @applies method; if it is no state, declare it with attrs.field(init=False)"
-        )
+        logger.warning(
+            "the handler %s.%s sets self.%s, which is lost when the entity leaves memory: record an event, and set it in the @applies method; "
+            "if it is no state, declare it with attrs.field(init=False)",
+            cls.__name__, handler, field, extra={"event": "state_without_event"},
+        )  # fmt: skip
     for kind in cls.command_table:
         if (
             isinstance(kind, type)
