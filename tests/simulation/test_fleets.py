@@ -51,7 +51,7 @@ def test_a_bank_does_each_command_once_in_the_order_of_its_answers_whatever_stri
 @pytest.mark.ci
 @pytest.mark.timeout(300)
 def test_the_same_seed_sends_the_same_bytes_at_the_same_time_in_another_process(ten: list[str]) -> None:
-    assert lines(worlds(5, 4, hash_seed=4711)) == ten[5:9]
+    assert lines(worlds(0, 10, hash_seed=4711)) == ten
 
 
 @pytest.mark.release
