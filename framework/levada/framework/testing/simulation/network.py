@@ -30,7 +30,6 @@ from .datagrams import Post, SimulatedDatagrams
 __all__ = ["NetworkOfProcess", "SimulatedNetwork", "SimulatedWire"]
 
 _HANDSHAKE: Final = 3  # times the latency, for SYN, its answer, and the first data
-_TOGETHER: Final = 0.8  # chance that what is sent at the same time arrives at the same time, as in one segment
 
 
 def _no_one(side: int, why: str) -> None:
@@ -46,8 +45,6 @@ class _Way:
     under_way: deque[tuple[float, Callable[..., None], tuple[object, ...]]] = attrs.field(factory=deque)
     ended: bool = False
     """Whether nothing more is sent."""
-    sent: float = -1.0
-    """When something was sent last."""
     due: bool = False
     """Whether the network will look here."""
 
@@ -205,15 +202,10 @@ class SimulatedNetwork:
 
     def send(self, way: _Way, call: Callable[..., None], arguments: tuple[object, ...]) -> None:
         """Put a call under way."""
-        now, queue = trio.current_time(), way.under_way
-        if queue and way.sent == now and self._random.random() < _TOGETHER:
-            at = queue[-1][0]
-        else:
-            at = now + self._random.uniform(*self.latency)
-            if queue:
-                at = max(at, queue[-1][0])
-        way.sent = now
-        queue.append((at, call, arguments))
+        at = trio.current_time() + self._random.uniform(*self.latency)
+        if way.under_way:
+            at = max(at, way.under_way[-1][0])
+        way.under_way.append((at, call, arguments))
         self._look(way)
 
     def _look(self, way: _Way) -> None:
