@@ -48,6 +48,7 @@ OUTSIDE: Mapping[str, tuple[str, Collection[str]]] = {
     "framework/levada/framework/files.py": ("they are the real files", ("*",)),
     "framework/levada/framework/_runtime/virtual_time.py": ("virtual time stands still while it waits for real threads", ("*.REAL", "time.sleep")),
     "framework/levada/framework/aio.py": ("a program of asyncio is around it: it gives levada a thread with a trio run", ("threading.Thread",)),
+    "framework/levada/framework/testing/simulation/database.py": ("its databases are in memory", ("sqlite3.connect",)),
     "framework/levada/framework/testing/simulation/files.py": ("it is a disk in memory", ("self.exists",)),
     "transports/levada/transports/carriers/sockets.py": ("a simulated network has no names of sockets", ("os.chmod", "os.lstat", "os.unlink")),
     "transports/levada/transports/carriers/streams.py": ("these are sockets", ("fcntl.ioctl", "os.read", "os.write")),

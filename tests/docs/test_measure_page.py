@@ -42,7 +42,7 @@ def declared() -> dict[str, Metric]:
         for value in (known.values() if isinstance(known, dict) else [known])
         if isinstance(value, Metric)
     ]
-    assert len({metric.name for metric in found}) == len(found)
+    assert len({metric.name for metric in found}) == len({id(metric) for metric in found})
     return {metric.name: metric for metric in found}
 
 

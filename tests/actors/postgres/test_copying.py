@@ -102,8 +102,9 @@ async def test_a_copy_that_was_cut_short_is_no_log(
     await copied(source, url, verify=True, progress=lose)
     await copied(url, tmp_path / "b", verify=True)
     assert rows_of(tmp_path / "b") == rows_of(source)
+    assert (await copied(source, url)).rows == 0
     with pytest.raises(ConfigurationError, match="Nothing is overwritten: give the copy another name"):
-        await copied(source, url)
+        await copied(other, url)
 
 
 @pytest.mark.ci
