@@ -78,6 +78,28 @@ def test_the_file_of_the_query_is_not_the_module(
     assert cli.main(["new", "query"]) == 0
 
 
+@pytest.mark.parametrize("command", [["serve", "tally:app"], ["simulate", "test_tally:strike"]])
+def test_a_mistake_in_the_new_project_is_named_with_its_line(
+    command: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    assert cli.main(["new", "tally", "--durable"]) == 0
+    monkeypatch.chdir(tmp_path / "tally")
+    file = tmp_path / "tally" / "tally.py"
+    line = 1 + file.read_text("utf-8").count("\n")
+    with file.open("a", encoding="utf-8") as text:
+        text.write("app = ap\n")
+    capsys.readouterr()
+    assert cli.main(command) == 2
+    *above, last = capsys.readouterr().err.splitlines()
+    module = command[1].partition(":")[0]
+    assert last == f"levada: module {module} cannot be imported: NameError: name 'ap' is not defined (tally.py:{line})"
+    frames = [text for text in above if text.startswith('  File "')]
+    assert frames
+    assert all("/tally/" in text for text in frames), above
+
+
 def run(folder: Path, *command: str) -> str:
     """Run a module as a user would in the folder of the project."""
     done = subprocess.run(

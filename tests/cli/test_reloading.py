@@ -11,7 +11,7 @@ import trio
 
 from levada.actors import cli
 from levada.actors.apps import find
-from levada.actors.cli.reloading import CodeChanges, as_text, import_again, is_code, project_of, shown
+from levada.actors.cli.reloading import CodeChanges, import_again, is_code, project_of, shown
 from levada.framework.errors import ConfigurationError
 from levada.framework.message import class_of
 
@@ -128,7 +128,7 @@ def test_an_app_is_imported_again_with_its_modules(project: Path) -> None:
         ("app = (", "SyntaxError"),
         ("1 / 0", "ZeroDivisionError: division by zero"),
         ("raise SystemExit('no')", "SystemExit: no"),
-        ("import no_such_module_at_all", "ModuleNotFoundError"),
+        ("import no_such_module_at_all", "no module named 'no_such_module_at_all'"),
         ("other = 1", "nothing is named 'app' in module shop_for_reload.desk"),
     ],
 )
@@ -138,10 +138,8 @@ def test_code_that_cannot_be_imported_leaves_the_modules_as_they_were(project: P
     assert find(target) == 1
     before = sys.modules["shop_for_reload.desk"]
     (project / "shop_for_reload" / "desk.py").write_text(code)
-    with pytest.raises((Exception, SystemExit)) as raised:
+    with pytest.raises(ConfigurationError, match=text):
         import_again(target, project)
-    assert text in as_text(raised.value, project)
-    assert "importlib" not in as_text(raised.value, project)
     assert sys.modules["shop_for_reload.desk"] is before
 
 

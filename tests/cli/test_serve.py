@@ -21,6 +21,7 @@ import pytest
 import trio
 
 from levada.actors import cli
+from levada.actors.app_failures import AppImportFailed
 from levada.actors.apps import find
 from levada.actors.cli.dashboard import serve_own_dashboard
 from levada.actors.interop.certificates import make_certificates
@@ -521,10 +522,10 @@ class Outer:
 @pytest.fixture
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "apps_for_serve.py").write_text(APPS)
-    (tmp_path / "broken_for_serve.py").write_text("import no_such_module_at_all")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
-    monkeypatch.delitem(sys.modules, "apps_for_serve", raising=False)
+    for name in ("apps", "broken", "helper"):
+        monkeypatch.delitem(sys.modules, f"{name}_for_serve", raising=False)
     return tmp_path
 
 
@@ -615,15 +616,78 @@ def test_an_app_that_raises_shows_its_traceback_and_is_named(
     said = capsys.readouterr()
     assert (code, said.out) == (2, "")
     *traceback, last = said.err.splitlines()
-    assert last == f"levada: apps_for_serve:{app} has failed {complaint}"
-    assert any(line.endswith("ERROR levada.serve: the app has failed") for line in traceback)
-    assert any("apps_for_serve.py" in line for line in traceback)
+    raised = 'raise RuntimeError("' + complaint.rpartition(": ")[2]
+    line = 1 + next(number for number, text in enumerate(APPS.splitlines()) if raised in text)
+    assert last == f"levada: apps_for_serve:{app} has failed {complaint} (apps_for_serve.py:{line})"
+    mine = traceback[1 + next(at for at, line in enumerate(traceback) if line.endswith("the app has failed")) :]
+    frames = [line for line in mine if line.lstrip(" |").startswith('File "')]
+    assert frames
+    assert all("apps_for_serve.py" in line for line in frames), said.err
 
 
-def test_what_a_module_does_wrong_is_its_own(folder: Path) -> None:
-    """An import that fails inside it shows the traceback, as whoever wrote it needs that."""
-    with pytest.raises(ModuleNotFoundError, match="no_such_module_at_all"):
-        find("broken_for_serve:app")
+NOT_IMPORTED = [
+    pytest.param("import os\napp = (\n", "SyntaxError: '(' was never closed (broken_for_serve.py:2)", id="syntax"),
+    pytest.param(
+        "import no_such_module_at_all",
+        "no module named 'no_such_module_at_all' in {folder} or among the installed packages (broken_for_serve.py:1): "
+        f"install it with {sys.executable} -m pip, or mend the name",
+        id="missing",
+    ),
+    pytest.param(
+        "from json import lods",
+        f"ImportError: cannot import name 'lods' from 'json' ({json.__file__}) (broken_for_serve.py:1)",
+        id="name",
+    ),
+    pytest.param(
+        "import helper_for_serve\nhelper_for_serve.connect()",
+        "RuntimeError: no address (helper_for_serve.py:2)",
+        id="raise",
+    ),
+    pytest.param(
+        "import json\njson.loads('?')",
+        "JSONDecodeError: Expecting value: line 1 column 1 (char 0) (broken_for_serve.py:2)",
+        id="library",
+    ),
+    pytest.param(
+        "from levada.framework import Actor, handles\nclass A(Actor):\n    @handles\n    def f(self, m): ...\n",
+        "ConfigurationError: A.f: annotate 'm' with the message class, or write @handles(TheClass) (broken_for_serve.py:2)",
+        id="actor",
+    ),
+    pytest.param("raise SystemExit('no settings')", "SystemExit: no settings (broken_for_serve.py:1)", id="exit"),
+    pytest.param(
+        "try:\n    1 / 0\nexcept ZeroDivisionError as error:\n    raise RuntimeError('odd') from error\n",
+        "RuntimeError: odd (broken_for_serve.py:4)",
+        id="cause",
+    ),
+]
+
+
+@pytest.mark.parametrize("command", ["serve", "serve --nodes 2", "simulate"])
+@pytest.mark.parametrize(("code", "complaint"), NOT_IMPORTED)
+def test_an_app_that_cannot_be_imported_is_one_sentence_below_the_lines_of_its_own(
+    folder: Path, capsys: pytest.CaptureFixture[str], command: str, code: str, complaint: str
+) -> None:
+    (folder / "broken_for_serve.py").write_text(code)
+    (folder / "helper_for_serve.py").write_text("def connect():\n    raise RuntimeError('no address')\n")
+    name, *options = command.split()
+    assert cli.main([name, "broken_for_serve:app", *options]) == 2
+    said = capsys.readouterr()
+    *above, last = said.err.splitlines()
+    assert said.out == ""
+    assert last == f"levada: module broken_for_serve cannot be imported: {complaint.format(folder=folder)}"
+    frames = [line for line in above if line.startswith('  File "')]
+    assert frames
+    assert all(line.startswith(f'  File "{folder}') for line in frames), said.err
+
+
+def test_an_installed_app_is_its_own_and_another_package_is_not(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    installed = folder / "site-packages"
+    installed.mkdir()
+    (installed / "app_for_serve.py").write_text("import driver_for_serve\ndriver_for_serve.connect()\n")
+    (installed / "driver_for_serve.py").write_text("def connect():\n    raise OSError('no server')\n")
+    monkeypatch.syspath_prepend(installed)
+    with pytest.raises(AppImportFailed, match=r"OSError: no server \(site-packages/app_for_serve.py:2\)$"):
+        find("app_for_serve:app")
 
 
 WATCHED = """

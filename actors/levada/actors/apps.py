@@ -19,9 +19,10 @@ from typing import Any
 from levada.actors.protocols import Served
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
-from levada.framework.text import text_of
 
-__all__ = ["App", "app_of", "failure_text", "find", "freeze_heap", "importable", "listed", "reloaded"]
+from .app_failures import import_failed
+
+__all__ = ["App", "app_of", "find", "freeze_heap", "importable", "listed", "reloaded"]
 
 _APP = "an app is an async generator function of the system that yields its listeners"
 
@@ -41,7 +42,8 @@ def find(target: str) -> Any:
     """Import the object of ``module:name``.
 
     Raises:
-        ConfigurationError: there is no such module, or it has no such name. Other errors of importing the module propagate.
+        AppImportFailed: the module raises while it is imported.
+        ConfigurationError: there is no such module, or it has no such name.
 
     Example:
         >>> find("math:sqroot")
@@ -64,9 +66,11 @@ def find(target: str) -> Any:
         found: Any = importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name is None or not f"{name}.".startswith(f"{error.name}."):
-            raise  # it is there, and something that it imports is not
+            raise import_failed(name, error, folder) from error  # it is there, and something that it imports is not
         where = folder or "the current folder, which was removed,"
         raise ConfigurationError(f"no module named {error.name!r} in {where} or among the installed packages") from None
+    except (Exception, SystemExit) as error:
+        raise import_failed(name, error, folder) from error
     for part in attribute.split("."):
         if not hasattr(found, part):
             where = found.__name__ if inspect.isclass(found) else f"module {name}"
@@ -170,13 +174,6 @@ def importable(thing: Any) -> str:
     if not colon or not all(part.isidentifier() for part in (*module.split("."), *attribute.split("."))):
         raise ConfigurationError(f"expected something that can be imported, or MODULE:NAME, got {thing!r}")
     return name
-
-
-def failure_text(error: BaseException) -> str:
-    """Return the name and the text of an error; those of its parts for a group, which says only how many they are."""
-    if isinstance(error, BaseExceptionGroup):
-        return "; ".join(map(failure_text, error.exceptions))
-    return f"{type(error).__name__}: {text_of(error)}"
 
 
 def listed(listeners: Any, target: str) -> list[Served]:

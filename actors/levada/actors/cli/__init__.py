@@ -23,6 +23,7 @@ import importlib
 import io
 import os
 import sys
+import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, Protocol, cast
 
@@ -131,7 +132,11 @@ def needs_traceback(error: BaseException) -> bool:
 
 
 def report(error: BaseException) -> int | None:
-    """Print one line for each error, and return the exit code; return None for a bug, which has a traceback."""
+    """Print one line for each error, and return the exit code; return None for a bug, which has a traceback.
+
+    Above the line for an app that cannot be imported is the traceback of its own code.
+    """
+    from levada.actors.app_failures import AppImportFailed
     from levada.framework.errors import LevadaError
 
     # A trio nursery wraps errors, Ctrl-C, and an app's sys.exit, in groups. A SystemExit alone is argparse's.
@@ -144,6 +149,8 @@ def report(error: BaseException) -> int | None:
         if code is not None and not isinstance(code, int):
             print(code, file=sys.stderr)  # as Python does
     for each in errors:
+        if isinstance(each, AppImportFailed):
+            traceback.print_exception(each.__cause__)
         text = str(each).partition("\n")[0]  # the errors of a Spark query have more lines
         print(f"levada: {text or type(each).__name__}", file=sys.stderr)
     if any(isinstance(leaf, BrokenPipeError) or _is_full(leaf) for leaf in leaves):

@@ -6,7 +6,6 @@ import importlib
 import importlib.util
 import sys
 import threading
-import traceback
 from collections.abc import Iterable
 from pathlib import Path
 from types import ModuleType
@@ -14,14 +13,14 @@ from typing import Final
 
 import trio
 
+from levada.actors.app_failures import INSTALLED
 from levada.actors.apps import find
 from levada.framework.errors import ConfigurationError
 
-__all__ = ["CodeChanges", "as_text", "check_installed", "import_again", "is_code", "project_of", "shown"]
+__all__ = ["CodeChanges", "check_installed", "import_again", "is_code", "project_of", "shown"]
 
 _STEP: Final = 100
 """Milliseconds without another change after which changes count as one."""
-_INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 _SHOWN: Final = 3
 """Most names of changed files in a line."""
 
@@ -50,7 +49,7 @@ def project_of(target: str) -> Path:
     if file is None:
         raise ConfigurationError(f"--reload watches files, and module {name} has none")
     path = Path(file).resolve()
-    if not _INSTALLED.isdisjoint(path.parts):
+    if not INSTALLED.isdisjoint(path.parts):
         raise ConfigurationError(
             f"--reload watches the folder of a project, and module {name} is installed in {path.parent}: run it in its project, or install "
             "it with pip install --editable"
@@ -63,7 +62,7 @@ def is_code(folder: Path, path: Path) -> bool:
     if path.suffix != ".py" or not path.is_relative_to(folder):
         return False
     parts = path.relative_to(folder).parts
-    return _INSTALLED.isdisjoint(parts) and not any(part.startswith(".") or part == "__pycache__" for part in parts)
+    return INSTALLED.isdisjoint(parts) and not any(part.startswith(".") or part == "__pycache__" for part in parts)
 
 
 class CodeChanges:
@@ -127,11 +126,12 @@ async def _set_at_end(event: threading.Event) -> None:
 def import_again(target: str, folder: Path) -> None:
     """Import an app again, with all modules of its project. If that fails, the modules are as they were.
 
-    Any exception of the new code is raised.
-
     Args:
         target: ``module:name``.
         folder: of the project.
+
+    Raises:
+        ConfigurationError: as `find`.
     """
     before = {name: module for name, module in sys.modules.items() if _is_of(folder, name, module)}
     for name in before:
@@ -149,12 +149,6 @@ def _is_of(folder: Path, name: str, module: ModuleType) -> bool:
         return False
     file = getattr(module, "__file__", None)
     return isinstance(file, str) and is_code(folder, Path(file).resolve())
-
-
-def as_text(error: BaseException, folder: Path) -> str:
-    """Return the traceback of an error of new code, without the lines of other packages."""
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__) if is_code(folder, Path(frame.filename))]
-    return "".join([*traceback.format_list(frames), *traceback.format_exception_only(error)])
 
 
 def shown(paths: list[Path]) -> str:

@@ -18,7 +18,8 @@ from typing import Any, Literal
 import trio
 
 from levada.actors import protocols
-from levada.actors.apps import App, app_of, failure_text, find, freeze_heap, listed, reloaded
+from levada.actors.app_failures import failure_text, own_frames
+from levada.actors.apps import App, app_of, find, freeze_heap, listed, reloaded
 from levada.actors.authentication import Authenticate
 from levada.actors.authenticators import BearerTokens, CertificateNames
 from levada.actors.metrics.collecting import Metrics
@@ -349,12 +350,13 @@ class _Run:
                     self._state = "draining"
 
     def _explained(self, error: Exception) -> Exception:
-        """Return an error that one line explains. Any other error is logged with its traceback, which the programmer needs."""
+        """Return an error that one line explains. Any other error is logged with its traceback in the app, which the programmer needs."""
         if not needs_traceback(error):
             return error
+        own_frames(error, self._args.target)
         when = {"starting": "before its yield", "serving": "while it served", "draining": "at its end"}[self._state]
         logger.error("the app has failed", exc_info=error, extra={"event": "app_failed"})
-        return LevadaError(f"{self._args.target} has failed {when}: {failure_text(error)}")
+        return LevadaError(f"{self._args.target} has failed {when}: {failure_text(error, self._args.target)}")
 
     async def _obey(self, signals: AsyncIterator[int]) -> None:
         times = 0

@@ -31,7 +31,7 @@ from levada.transports.carriers.shared_sockets import SharedSockets, share_socke
 from . import report
 from .dashboard import serve_own_dashboard
 from .health import serve_health
-from .reloading import CodeChanges, as_text, import_again, project_of, shown
+from .reloading import CodeChanges, import_again, project_of, shown
 from .serve import node_app, tracing
 from .servers import own_console, serve_own_console
 from .signals import RELOAD
@@ -172,8 +172,8 @@ class NodesRun:
             try:
                 # This process knows the app's messages, and refuses nodes that have others. What it cannot import, no node can.
                 await trio.to_thread.run_sync(import_again, self._args.target, changes.folder, abandon_on_cancel=True)
-            except (Exception, SystemExit) as error:  # noqa: BLE001 - it is the app's
-                print(as_text(error, changes.folder), end="", file=sys.stderr)
+            except ConfigurationError as error:
+                report(error)
                 _say(f"{paths} changed, and the new code cannot be imported, so nothing is restarted")
             else:
                 _say(f"{paths} changed: restarting")

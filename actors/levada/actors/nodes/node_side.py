@@ -14,7 +14,8 @@ from typing import Any, Final, TypeVar
 
 import trio
 
-from levada.actors.apps import app_of, failure_text, find, listed, reloaded
+from levada.actors.app_failures import AppImportFailed, failure_text, own_frames
+from levada.actors.apps import app_of, find, listed, reloaded
 from levada.actors.aqueduct import Peer, connect_over
 from levada.actors.aqueduct.schema import schemas
 from levada.actors.console import take_snapshot
@@ -224,7 +225,8 @@ class _Body:
                 await welcome.node.ask(Leaving(), timeout=None)
                 await side.leave(self.drain_timeout, last=False)
         except (Exception, SystemExit) as error:
-            text = failure_text(error)
+            text = failure_text(error, welcome.app)
+            own_frames(error, welcome.app)
             if self._end.is_set() and not ready:
                 # There was no work yet, and the app may have failed because the server is ending.
                 logger.info(
@@ -232,7 +234,8 @@ class _Body:
                 )
             else:
                 # An error of levada and the text of sys.exit say what to do. Any other error is the app's and needs its traceback.
-                shown = None if isinstance(error, LevadaError | SystemExit) else error
+                cause = error.__cause__ if isinstance(error, AppImportFailed) else error
+                shown = None if isinstance(cause, LevadaError | SystemExit) else cause
                 logger.error("the app has failed: %s", text, exc_info=shown, extra={"event": "app_failed"})
                 failure = NodeLost(text, node=welcome.name)
                 welcome.node.tell(AppFailed(text[:1000], "".join(traceback.format_exception(error))[-20_000:]))

@@ -17,6 +17,7 @@ from typing import Any, Final
 import attrs
 import trio
 
+from levada.actors.app_failures import AppImportFailed
 from levada.actors.apps import find
 from levada.actors.aqueduct import PeerConfig, connect
 from levada.actors.aqueduct.config import dial_carrier
@@ -215,7 +216,9 @@ class _Process:
         self._heart.settle(welcome.beat, welcome.silence)
         try:
             find(welcome.app)
-        except (ConfigurationError, ImportError) as error:
+        except ConfigurationError as error:
+            if isinstance(error, AppImportFailed) and not isinstance(error.__cause__, ImportError):
+                raise
             raise ConfigurationError(
                 f"{error}: executors import the app from their own Python; install its modules there, "
                 "or ship them with spark.sparkContext.addPyFile(…)"
