@@ -5,10 +5,10 @@ A journal that a process has open is pinned as for a `backup`.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import attrs
 import pyarrow as pa
@@ -22,7 +22,6 @@ from .pinning import Pin
 from .schema import joined, offsets
 
 if TYPE_CHECKING:
-    from .extent import Extent
     from .store import Store
 
 __all__ = ["PAGE_BYTES", "PAGE_ROWS", "StillLog", "still_folder", "still_journal", "still_store"]
@@ -31,37 +30,22 @@ PAGE_ROWS, PAGE_BYTES = 16_384, 4 << 20
 """The most rows of a page, and about its most bytes, but for a single row."""
 
 
-class StillLog(Protocol):
+@attrs.frozen
+class StillLog:
     """The rows of a log at one moment."""
 
-    @property
-    def epoch(self) -> str:
-        """The name of the log."""
-        ...
-
-    @property
-    def copy_of(self) -> str | None:
-        """The log that it is a copy of, if the copy is not whole."""
-        ...
-
-    @property
-    def columns(self) -> pa.Schema:
-        """The columns of its rows."""
-        ...
-
-    @property
-    def ends(self) -> Mapping[int, int]:
-        """For each shard, the offset behind the last row."""
-        ...
-
-    @property
-    def trimmed(self) -> Mapping[int, int]:
-        """As `Extent.trimmed`."""
-        ...
-
-    def pages(self, shard: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        """Yield the rows of a shard between two offsets, in order: a column ``offset``, then the columns of the log. Blocks."""
-        ...
+    epoch: str
+    """The name of the log."""
+    copy_of: str | None
+    """The log that it is a copy of, if the copy is not whole."""
+    columns: pa.Schema
+    """The columns of its rows."""
+    ends: Mapping[int, int]
+    """For each shard, the offset behind the last row."""
+    trimmed: Mapping[int, int]
+    """As `Extent.trimmed`."""
+    pages: Callable[[int, int, int], Iterator[pa.RecordBatch]] = attrs.field(repr=False)
+    """Yields the rows of a shard between two offsets, in order: a column ``offset``, then the columns of the log. Blocks."""
 
 
 @contextmanager
@@ -87,67 +71,6 @@ def _cut(files: Files, pin: Pin) -> None:
         files.rename(beside, segment)
 
 
-@attrs.frozen
-class _StillFolder:
-    """A journal that stands still."""
-
-    found: Inspection
-
-    @property
-    def epoch(self) -> str:
-        return self.found.epoch
-
-    @property
-    def copy_of(self) -> str | None:
-        return self.found.ledger.copy_of
-
-    @property
-    def columns(self) -> pa.Schema:
-        return self.found.schema
-
-    @property
-    def ends(self) -> Mapping[int, int]:
-        return {each.number: each.end for each in self.found.partitions}
-
-    @property
-    def trimmed(self) -> Mapping[int, int]:
-        return self.found.ledger.trimmed
-
-    def pages(self, shard: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        return _pages(self.found.batches(shard, start), end)
-
-
-@attrs.frozen
-class _StillStore:
-    """A journal that this process has open."""
-
-    store: Store
-    extent: Extent
-
-    @property
-    def epoch(self) -> str:
-        return self.extent.epoch
-
-    @property
-    def copy_of(self) -> str | None:
-        return None  # else it would not be open
-
-    @property
-    def columns(self) -> pa.Schema:
-        return self.store.schema
-
-    @property
-    def ends(self) -> Mapping[int, int]:
-        return self.extent.end
-
-    @property
-    def trimmed(self) -> Mapping[int, int]:
-        return self.extent.trimmed
-
-    def pages(self, shard: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        return _pages(self.store.batches(shard, start, end), end)
-
-
 def _pages(batches: Iterable[tuple[int, pa.RecordBatch]], end: int) -> Iterator[pa.RecordBatch]:
     page, rows, size = list[pa.RecordBatch](), 0, 0
     for first, batch in batches:
@@ -170,9 +93,19 @@ _OFFSET = pa.field("offset", pa.int64(), nullable=False)
 def still_folder(platform: Platform, journal: Path, timeout: float) -> Iterator[StillLog]:
     """Have a journal stand still for a block, as a `StillLog`. Blocks; raises as `backup`."""
     with still_journal(platform, journal, timeout) as found:
-        yield _StillFolder(found)
+        ledger, ends = found.ledger, {each.number: each.end for each in found.partitions}
+
+        def pages(shard: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
+            return _pages(found.batches(shard, start), end)
+
+        yield StillLog(found.epoch, ledger.copy_of, found.schema, ends, ledger.trimmed, pages)
 
 
 def still_store(store: Store) -> StillLog:
     """Return the rows of a journal that this process has open, up to where it ends now. They stand still while none are trimmed or erased."""
-    return _StillStore(store, store.extent())
+    extent = store.extent()
+
+    def pages(shard: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
+        return _pages(store.batches(shard, start, end), end)
+
+    return StillLog(extent.epoch, None, store.schema, extent.end, extent.trimmed, pages)

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-import attrs
 import pyarrow as pa
 from psycopg import pq
 
@@ -14,7 +13,7 @@ from levada.actors.journal.still import PAGE_BYTES, PAGE_ROWS, StillLog
 
 from .addresses import PostgresAddress
 from .errors import refusal
-from .opening import LogHead, Session, finish_copy, lock_shard, open_session, read_log
+from .opening import Session, finish_copy, lock_shard, open_session, read_log
 from .tables import IN_ORDER, LogTables
 from .values import kind_of
 from .wire import bigint, integer, number_in, rows_in
@@ -24,36 +23,19 @@ __all__ = ["finish_postgres", "locked_postgres", "still_postgres"]
 _OFFSET = pa.field("offset", pa.int64(), nullable=False)
 
 
-@attrs.frozen
-class _StillPostgres:
-    """A log in a transaction that sees the rows of one moment."""
+def _still(address: PostgresAddress, session: Session) -> StillLog:
+    """Read a log in a transaction that sees the rows of one moment."""
+    session.execute(IN_ORDER)
+    head, ends, trimmed = read_log(session, address)
+    tables = LogTables.of(address, head.columns)
+    kinds, columns = [kind_of(_OFFSET), *tables.kinds], tables.columns.insert(0, _OFFSET)
 
-    address: PostgresAddress
-    session: Session
-    head: LogHead
-    ends: Mapping[int, int]
-    trimmed: Mapping[int, int]
-
-    @property
-    def epoch(self) -> str:
-        return self.head.epoch
-
-    @property
-    def copy_of(self) -> str | None:
-        return self.head.copy_of
-
-    @property
-    def columns(self) -> pa.Schema:
-        return self.head.columns
-
-    def pages(self, shard: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
-        tables = LogTables.of(self.address, self.head.columns)
-        kinds, found = [kind_of(_OFFSET), *tables.kinds], tables.columns.insert(0, _OFFSET)
+    def pages(shard: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
         following: int | None = start
         while following is not None and following < end:
             values = [integer(shard), bigint(end), bigint(following), bigint(PAGE_ROWS), bigint(PAGE_BYTES)]
-            result = self._run(tables.rows, values)
-            page = rows_in(result, 2, kinds, found, self.address.shown)
+            result = _run(address, session, tables.rows, values)
+            page = rows_in(result, 2, kinds, columns, address.shown)
             if page.num_rows:
                 yield page
             if page.num_rows == PAGE_ROWS:
@@ -61,13 +43,16 @@ class _StillPostgres:
             else:
                 following = None if result.get_value(0, 1) is None else number_in(result, 1)
 
-    def _run(self, text: str, values: list[bytes]) -> Any:
-        """Run a statement; return its result in the binary format."""
-        result = self.session.pgconn.exec_params(text.encode(), values, None, [1] * len(values), 1)
-        if result.status != pq.ExecStatus.TUPLES_OK:
-            state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
-            raise refusal(state, result.get_error_message(), self.address)
-        return result
+    return StillLog(head.epoch, head.copy_of, head.columns, ends, trimmed, pages)
+
+
+def _run(address: PostgresAddress, session: Session, text: str, values: list[bytes]) -> Any:
+    """Run a statement; return its result in the binary format."""
+    result = session.pgconn.exec_params(text.encode(), values, None, [1] * len(values), 1)
+    if result.status != pq.ExecStatus.TUPLES_OK:
+        state = (result.error_field(pq.DiagnosticField.SQLSTATE) or b"").decode()
+        raise refusal(state, result.get_error_message(), address)
+    return result
 
 
 @contextmanager
@@ -81,9 +66,7 @@ def still_postgres(address: PostgresAddress) -> Iterator[StillLog]:
     """
     with open_session(address) as session:
         session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
-        session.execute(IN_ORDER)
-        head, ends, trimmed = read_log(session, address)
-        yield _StillPostgres(address, session, head, ends, trimmed)
+        yield _still(address, session)
 
 
 @contextmanager
@@ -95,9 +78,7 @@ def locked_postgres(address: PostgresAddress, shard: int) -> Iterator[StillLog]:
     with open_session(address) as session:
         session.execute("BEGIN")
         lock_shard(session, address, shard)
-        session.execute(IN_ORDER)
-        head, ends, trimmed = read_log(session, address)
-        yield _StillPostgres(address, session, head, ends, trimmed)
+        yield _still(address, session)
 
 
 def finish_postgres(address: PostgresAddress, trimmed: Mapping[int, int]) -> None:
