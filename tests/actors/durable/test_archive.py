@@ -131,11 +131,21 @@ async def test_an_erased_entity_is_gone_from_the_archive(tmp_path: Path) -> None
         with pytest.raises(EntityErased):
             await accounts["anna"].ask(Balance())
         [file] = place.glob("shard-0/*.parquet")
+        whole = file.read_bytes()
         file.write_bytes(b"damaged")
         with pytest.raises(JournalError, match=r"takes no commands any more.*call erase\(\) again.*archive"):
             await accounts.erase("bert")
         file.unlink()
+        with pytest.raises(JournalError, match="mount the archive"):
+            await accounts.erase("bert")
+        file.write_bytes(whole)
+    async with accounts_in(tmp_path / "log") as accounts:
+        with pytest.raises(JournalError, match=r"takes no commands any more.*is not named"):
+            await accounts.erase("bert")
+        assert {"bert"} == {name for name, *_ in archived(place).values()}
+    async with accounts_in(tmp_path / "log", keep=keep) as accounts:
         await accounts.erase("bert")
+        assert not archived(place)
 
 
 def test_the_command_line_archives(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

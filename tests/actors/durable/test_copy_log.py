@@ -94,14 +94,15 @@ async def test_durable_actors_go_on_with_a_copy(tmp_path: Path) -> None:
 
 
 async def test_a_trimmed_log_is_copied(tmp_path: Path) -> None:
-    """The copy says as well how far rows are missing."""
+    """The copy says as well how far rows are missing, and where they are archived."""
     await fill(tmp_path / "a")
     async with ActorSystem("trim") as system:
-        assert await trim_log(system, tmp_path / "a", keep=0, remember=1) > 0
+        assert await trim_log(system, tmp_path / "a", keep=0, remember=1, archive=tmp_path / "archive") > 0
     await copied(tmp_path / "a", tmp_path / "b", verify=True)
     assert rows_of(tmp_path / "b") == rows_of(tmp_path / "a")
     with Store.open(tmp_path / "a", None, log_config(2)) as one, Store.open(tmp_path / "b", None, log_config(2)) as two:
         assert one.extent().trimmed == two.extent().trimmed != {}
+        assert one.archives == two.archives != {}
 
 
 async def test_reminders_come_from_a_copy(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,10 +17,12 @@ from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit
 from tests.actors.durable.test_trimming import accounts_in
 
 from levada.actors import cli
-from levada.actors.durable import log_columns, log_config, shards, trim_log
+from levada.actors.durable import copy_log, log_columns, log_config, shards, trim_log
 from levada.actors.journal import Journal, JournalConfig, JournalError, JournalLocked, Store
+from levada.actors.journal.asking import locked
 from levada.framework import ActorSystem, bounded
 from levada.framework.errors import ConfigurationError
+from levada.framework.files import Files
 
 FOREVER: dict[str, Any] = {"shutdown_timeout": 1e6, "ask_timeout": 1e6}
 
@@ -68,6 +71,26 @@ async def test_a_program_that_does_not_answer_is_named(tmp_path: Path) -> None:
             with pytest.raises(JournalLocked, match="did not answer for 0 s"):
                 await trim_log(system, tmp_path, keep=0, timeout=0.0)
     assert not (tmp_path / "trim.request").exists()
+
+
+@pytest.mark.parametrize("lock", ["lock", "trim.lock", "backup.lock"])
+async def test_who_waits_for_another_process_can_be_cancelled(tmp_path: Path, lock: str) -> None:
+    """For the one that has the log open, and for others that want it to do something."""
+    await fill(tmp_path / "log")
+    before = {path.name for path in (tmp_path / "log").iterdir()} | {"trim.lock", "backup.lock"}
+    waiting: dict[str, Callable[[ActorSystem], Awaitable[Any]]] = {
+        "trim.lock": partial(trim_log, source=tmp_path / "log", keep=0, timeout=1e9),
+        "backup.lock": partial(copy_log, source=tmp_path / "log", target=tmp_path / "copy", timeout=1e9),
+    }
+    with locked(Files(), tmp_path / "log" / lock):
+        async with ActorSystem("test", **FOREVER) as system:
+            for name, wait in waiting.items():
+                if lock in ("lock", name):
+                    with trio.move_on_after(0.02) as scope:
+                        await wait(system)
+                    assert scope.cancelled_caught
+    assert {path.name for path in (tmp_path / "log").iterdir()} <= before
+    assert await balances(tmp_path / "log") == [7, 7]
 
 
 async def test_a_journal_that_is_no_log_is_refused(tmp_path: Path) -> None:

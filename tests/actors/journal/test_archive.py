@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import datetime as dt
 import errno
+from collections.abc import Callable
 from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
+import trio
 
 pytest.importorskip("pyarrow")
 
@@ -24,7 +26,7 @@ from levada.actors.durable import log_columns, log_config
 from levada.actors.durable.rows import BOOKKEEPING
 from levada.actors.journal import EraseEntity, JournalError, JournalFull, OffsetGone, Store, TrimRows
 from levada.actors.journal import archive as archiving
-from levada.actors.journal.archive import Archive, RemoteFiles, rows_to_go
+from levada.actors.journal.archive import Archive, RemoteFiles, archived_rows
 from levada.actors.journal.places import archive_place
 from levada.framework import message
 from levada.framework.errors import ConfigurationError
@@ -56,13 +58,16 @@ def append(store: Store, rows: list[Row], columns: pa.Schema = COLUMNS) -> None:
         store.append([(0, pa.RecordBatch.from_pylist(rows[start : start + 10], columns))])
 
 
-def trim(store: Store, archive: str, older: float = 1e6) -> int:
-    m = TrimRows(0, older, archive=archive)
-    return sum(store.trim(0, rows_to_go(store, m, PLATFORM.get().files)))
+def trim(store: Store, archive: str, older: float = 1e6, *, forget: bool = False) -> int:
+    async def here(function: Callable[[], Any]) -> Any:
+        return function()
+
+    m = TrimRows(0, older, archive=archive, forget_archive=forget)
+    return sum(store.trim(0, trio.run(archived_rows, store, m, PLATFORM.get().files, here, here)))
 
 
 def erase(store: Store, archive: str, entity: str) -> None:
-    archived(archive).erase(0, EraseEntity(entity, partition=0))
+    archived(archive).erase(0, EraseEntity(entity, partition=0), store.archives.get(0))
     for _ in store.erase(entity, partition=0):
         pass
 
@@ -213,13 +218,41 @@ def test_rows_that_were_trimmed_without_the_archive_are_named(tmp_path: Path, ca
             one_table(store, place)
 
 
+def test_a_log_remembers_its_archive(tmp_path: Path) -> None:
+    place, other = tmp_path / "archive", tmp_path / "other"
+    with Store.open(tmp_path / "log", COLUMNS, log_config(1)) as store:
+        append(store, rows_from(0, ROWS))
+        assert trim(store, str(place)) > 0
+        left = store.extent().trimmed
+    with Store.open(tmp_path / "log", COLUMNS, log_config(1)) as store:
+        append(store, rows_from(ROWS, 40))
+        with pytest.raises(JournalError, match=r"shard 0 has old rows in the archive .*archive, and it is not named"):
+            trim(store, "")
+        for change in (lambda: trim(store, str(other)), lambda: erase(store, str(other), "anna")):
+            with pytest.raises(JournalError, match=r"are archived up to 59, in .* and the files here end before row 0"):
+                change()
+        assert store.extent().trimmed == left
+        assert not other.exists()
+        place.rename(other)
+        assert trim(store, str(other)) > 0
+        assert [each for each, _ in one_table(store, str(other))] == [each for each in range(100) if each % 4 != 3]
+        append(store, rows_from(100, 40))
+        assert trim(store, "", forget=True) > 0
+        append(store, rows_from(140, 40))
+        assert trim(store, "") > 0
+        append(store, rows_from(180, 40))
+        assert trim(store, str(tmp_path / "new"), forget=True) > 0
+        with pytest.raises(JournalError, match="is not named"):
+            trim(store, "")
+
+
 def test_an_erased_entity_is_in_no_file(tmp_path: Path) -> None:
     place = str(tmp_path / "archive")
     with Store.open(tmp_path / "log", COLUMNS, log_config(1)) as store:
         append(store, rows_from(0, ROWS))
         trim(store, place, 30.0)
         trim(store, place)
-        archived(place).erase(0, EraseEntity("anna", partition=0, before=20))
+        archived(place).erase(0, EraseEntity("anna", partition=0, before=20), None)
         assert [offset for offset, _ in one_table(store, place) if offset % 4 == 0] == [*range(20, 60, 4)]
         erase(store, place, "anna")
         assert one_table(store, place) == [each for each in ALL if each[0] % 4]
@@ -238,7 +271,7 @@ def test_another_file_system(tmp_path: Path) -> None:
         append(store, rows_from(0, ROWS))
         trim(store, (tmp_path / "bucket" / "accounts").as_uri())  # the same files
         assert amounts(archive.rows(0, 0, 60, COLUMNS)) == ALL
-        archive.erase(0, EraseEntity("anna", partition=0))
+        archive.erase(0, EraseEntity("anna", partition=0), None)
         assert amounts(archive.rows(0, 0, 60, COLUMNS)) == [each for each in ALL if each[0] % 4]
     (tmp_path / "bucket" / "accounts" / "shard-0" / f"{0:020}-{60:020}.parquet").write_bytes(b"PAR1")
     with pytest.raises(JournalError, match="is out of reach"):
@@ -310,6 +343,7 @@ def test_a_crash_at_any_call_leaves_each_row_in_the_log_or_in_the_archive(erases
             finished = True
         disk.power_failure(tried)
         with surrounded(files=SimulatedFiles(disk)), Store.open("/log", None, log_config(1)) as store:
+            assert store.archives[0].end <= archived("/archive").files(0)[-1].end
             others = [each for each in ALL if each[0] % 4 != 1]
             found = one_table(store, "/archive")
             assert [each for each in found if each[0] % 4 != 1] == others

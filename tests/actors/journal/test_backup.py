@@ -507,11 +507,15 @@ def test_one_copy_of_an_open_journal_at_a_time(journal: Path, tmp_path: Path) ->
         while not begun.is_set():
             store.look()
         with pytest.raises(JournalLocked, match="another process copies this journal"):
-            backup(journal, tmp_path / "other")
+            backup(journal, tmp_path / "other", timeout=0.0)
         store.look()
-        done.set()
+        with copying(journal, tmp_path / "other") as (second, waited):  # for its turn
+            done.set()
+            while second.is_alive():
+                store.look()
         thread.join()
         assert isinstance(found[0], Copied)
+        assert isinstance(waited[0], Copied)
 
 
 def test_places_where_no_copy_can_be_made(journal: Path, tmp_path: Path) -> None:

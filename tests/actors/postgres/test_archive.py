@@ -46,12 +46,24 @@ async def test_rows_are_archived_before_they_are_deleted(url: str, server: Clust
         assert await one_table(accounts, place) == before
         for number in range(12, 18):
             await accounts["anna"].ask(Deposit(1), command=f"anna {number}")
+        with pytest.raises(JournalError, match="and the files here end before row 0"):
+            await trim_log(system, url, keep=0, remember=3, archive=tmp_path / "other")
         assert await trim_log(system, url, keep=0, remember=3, archive=place) > 0
         assert len(list(place.glob("shard-0/*.parquet"))) == 2
         events = [row for row in (await one_table(accounts, place)).values() if row[2] == "test.durable.deposited"]
         assert [sequence for name, sequence, _ in events if name == "anna"] == [*range(1, 19)]
+        with pytest.raises(JournalError, match="is not named"):
+            await trim_log(system, url, keep=0, remember=3)
         await accounts.erase("anna")
         assert {"bert"} == {name for name, *_ in archived(place).values()}
+    async with ActorSystem("forgetful", ask_timeout=60.0) as system:
+        options["keep"] = None
+        forgetful = await shards(system, Account, **options)
+        with pytest.raises(JournalError, match=r"takes no commands any more.*is not named"):
+            await forgetful.erase("bert")
+        assert {"bert"} == {name for name, *_ in archived(place).values()}
+        await trim_log(system, url, keep=0, remember=3, forget_archive=True)
+        await forgetful.erase("bert")
     left = server.execute(f"SELECT DISTINCT kind FROM {table_of(url)} WHERE entity = 'anna'")
     assert left == [("$erased",)]
 
@@ -63,7 +75,7 @@ async def test_rows_of_a_process_that_died_behind_its_archive_are_in_both(url: s
             await accounts["anna"].ask(Deposit(1))
         before = await one_table(accounts, tmp_path)
         with locked_postgres(PostgresStore.at(url, "").address, 0) as log:
-            Archive.at(str(tmp_path), Files()).add(log, 0, 1e12)
+            Archive.at(str(tmp_path), Files()).add(log, 0, 0, 1e12)
         assert await one_table(accounts, tmp_path) == before
         assert await trim_log(system, url, keep=0, remember=3, archive=tmp_path) > 0
         assert await one_table(accounts, tmp_path) == before

@@ -40,7 +40,7 @@ async def test_a_log_goes_to_postgresql_and_back(tmp_path: Path, server: Cluster
     one, two = (server.url(f"{server.schema()}.log") for _ in range(2))
     await fill(tmp_path / "a")
     async with ActorSystem("trim") as system:
-        assert await trim_log(system, tmp_path / "a", keep=0, remember=3) > 0
+        assert await trim_log(system, tmp_path / "a", keep=0, remember=3, archive=tmp_path / "archive") > 0
     found = await copied(tmp_path / "a", one, verify=True)
     assert found.target == f"postgresql://levada@{server.folder}:5432/postgres?table={table_of(one)}"
     for source, target in ((one, two), (two, tmp_path / "b")):
@@ -51,6 +51,7 @@ async def test_a_log_goes_to_postgresql_and_back(tmp_path: Path, server: Cluster
         Store.open(tmp_path / "b", None, log_config(2)) as last,
     ):
         assert first.extent().trimmed == last.extent().trimmed != {}
+        assert first.archives == last.archives != {}
     wanted = [("bert", Deposit(1), "c2"), ("anna", Deposit(2), "last"), ("anna", Deposit(2), "new")]
     for place in (one, two, tmp_path / "b"):
         assert await balances(place, *wanted) == [3, 7, 9]

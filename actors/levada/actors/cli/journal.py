@@ -115,6 +115,11 @@ def add_parser(subparsers: Subparsers) -> None:
         help="write old rows there first, as Parquet: a folder, or a URL such as s3://bucket/accounts",
     )
     trim.add_argument(
+        "--forget-archive",
+        action="store_true",
+        help="the archive that the log has had is gone for good; --archive may name a new one",
+    )
+    trim.add_argument(
         "--timeout",
         type=seconds,
         default=600.0,
@@ -427,6 +432,7 @@ def _trim(args: argparse.Namespace) -> int:
                 keep=args.keep * 86_400,
                 remember=args.remember,
                 archive=args.archive,
+                forget_archive=args.forget_archive,
                 timeout=args.timeout,
             )
         print(f"{rows:,} rows were trimmed")

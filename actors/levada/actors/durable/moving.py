@@ -198,7 +198,7 @@ class _FolderPlace:
     def finish(self, source: StillLog) -> None:
         """Record that the copy is whole. Blocks."""
         with self._store(source) as store:
-            store.finish_copy(source.trimmed)
+            store.finish_copy(source.trimmed, source.archives)
 
     def _store(self, source: StillLog) -> Store:
         return Store.open(self.path, source.columns, log_config(len(source.ends)), copy_of=source.epoch)
@@ -227,7 +227,7 @@ class _PostgresPlace:
     def finish(self, source: StillLog) -> None:
         from levada.actors.postgres.copying import finish_postgres
 
-        finish_postgres(self.store.address, source.trimmed)
+        finish_postgres(self.store.address, source)
 
 
 @attrs.frozen

@@ -6,10 +6,12 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from levada.actors.journal import GetExtent, Store, Trimmed, TrimRows, journal_error
+import trio
+
+from levada.actors.journal import GetExtent, Store, Trimmed, journal_error
 from levada.actors.journal.inspection import inspect, journals_in
 from levada.actors.journal.places import archive_place
-from levada.actors.journal.trim_requests import ask_to_trim
+from levada.actors.journal.trim_requests import TrimRequest, ask_to_trim
 from levada.framework import ActorSystem
 from levada.framework.errors import ActorError, ConfigurationError
 from levada.framework.files import StrPath, folder_path
@@ -32,6 +34,7 @@ async def trim_log(
     keep: float,
     remember: int = 256,
     archive: StrPath | None = None,
+    forget_archive: bool = False,
     timeout: float = 600.0,
 ) -> int:
     """Remove old rows behind snapshots from the log of a durable class, as ``shards(keep=…)`` does from time to time.
@@ -45,6 +48,7 @@ async def trim_log(
         keep: seconds. Younger rows stay.
         remember: how many answers of commands stay for each entity; what the program gives to `shards`, or more.
         archive: where old rows are written first, as `Keep.archive`; what the program gives to `shards`. None: there is no archive.
+        forget_archive: the archive that the log remembers is gone for good; `archive` may be a new one.
         timeout: seconds to wait for a process that has the folder open.
 
     Returns:
@@ -53,7 +57,8 @@ async def trim_log(
     Raises:
         ConfigurationError: there is no log of a durable class, or `keep`, `remember` or `archive` is invalid.
         JournalLocked: the process that has the folder open does not answer.
-        JournalError, OSError: the log cannot be read or written, or the archive is out of reach or another log's.
+        JournalError, OSError: the log cannot be read or written; the archive is out of reach, lacks rows, or is another log's; or the log has an
+            archive, and it is not named.
 
     Cancellation:
         rows that are gone by then stay gone.
@@ -63,32 +68,42 @@ async def trim_log(
         raise ConfigurationError(f"remember is {remember!r}, wanted a whole number of 1 or more")
     older = system.platform.time() - keep
     place = "" if archive is None else archive_place(archive)
+    wanted = TrimRequest(older, remember, place, forget_archive)
     store = database_at(source)
     if store is not None:
-        return await _trim_database(system, store, older, remember, place)
+        return await _trim_database(system, store, wanted)
     path = folder_path(source)
-    return await system.platform.run_in_thread(_trim_folder, system.platform, path, older, remember, place, timeout)
+    rows = await system.platform.run_in_thread(_ask_writer, system.platform, path, wanted, timeout)
+    return await _trim_folder(system.platform, path, wanted) if rows is None else rows
 
 
-def _trim_folder(platform: Platform, path: Path, older: float, remember: int, archive: str, timeout: float) -> int:
+def _ask_writer(platform: Platform, path: Path, wanted: TrimRequest, timeout: float) -> int | None:
     if journals_in(path) != [path]:
         raise ConfigurationError(f"{path} is not a log: name a folder that has a ledger.sqlite")
-    rows = ask_to_trim(platform, path, older, remember, archive, timeout)
-    if rows is not None:
-        return rows
-    from levada.actors.journal.archive import rows_to_go  # Arrow's Parquet takes 50 ms
+    return ask_to_trim(platform, path, wanted, timeout)
 
-    with inspect(path) as found:
-        shards = len(found.partitions)
-    rows = 0
-    with Store.open(path, None, log_config(shards)) as store:
-        for shard in range(shards):
-            to_go = rows_to_go(store, TrimRows(shard, older, remember, archive=archive), platform.files)
-            rows += sum(store.trim(shard, to_go))
+
+async def _trim_folder(platform: Platform, path: Path, wanted: TrimRequest) -> int:
+    from levada.actors.journal.archive import archived_rows  # Arrow's Parquet takes 50 ms
+
+    def opened() -> Store:
+        with inspect(path) as found:
+            shards = len(found.partitions)
+        return Store.open(path, None, log_config(shards))
+
+    run, rows = platform.run_in_thread, 0
+    store = await run(opened)
+    try:
+        for shard in store.extent().end:
+            to_go = await archived_rows(store, wanted.question(shard), platform.files, run, run)
+            rows += sum(await run(list, store.trim(shard, to_go)))
+    finally:
+        with trio.CancelScope(shield=True):
+            await run(store.close)
     return rows
 
 
-async def _trim_database(system: ActorSystem, store: PostgresStore, older: float, remember: int, archive: str) -> int:
+async def _trim_database(system: ActorSystem, store: PostgresStore, wanted: TrimRequest) -> int:
     from levada.actors.postgres.copying import still_postgres
 
     def shards_of() -> int:
@@ -99,8 +114,7 @@ async def _trim_database(system: ActorSystem, store: PostgresStore, older: float
     async with store.open(system, await system.platform.run_in_thread(shards_of)) as log:
         try:
             for shard in (await log.ask(GetExtent(), timeout=None)).end:
-                m = TrimRows(shard, older, remember, archive=archive)
-                done: Trimmed = await log.ask(m, timeout=None)
+                done: Trimmed = await log.ask(wanted.question(shard), timeout=None)
                 rows += done.rows
         except ActorError as error:
             raise journal_error(error) or error from error

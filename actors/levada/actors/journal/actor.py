@@ -37,6 +37,7 @@ from .delivering import deliver, stage_rows
 from .errors import JournalError, bare, fresh, refused
 from .extent import Extent, partition_of
 from .ledger import Reach
+from .places import require_named
 from .questions import (
     Append,
     AwaitRows,
@@ -408,11 +409,14 @@ class Journal(
         platform = self.system.platform
 
         async def steps() -> Iterator[int]:
+            known = self._store.archives.get(number)
+            if m.entity:  # the shard's own rows are not archived
+                require_named(known, m.archive, number, str(self.directory))
             if m.archive:
                 from .archive import Archive
 
                 # First, so that rows which are gone from the log are gone from both.
-                await platform.run_in_thread(lambda: Archive.at(m.archive, platform.files).erase(number, m))
+                await platform.run_in_thread(lambda: Archive.at(m.archive, platform.files).erase(number, m, known))
             return await self._writer.in_thread(lambda: self._store.erase(m.entity, partition=number, before=m.before))
 
         rows = await self._rewrite(steps, reply)
@@ -429,9 +433,10 @@ class Journal(
 
         async def steps() -> Iterator[int]:
             async with self._reading:
-                from .archive import rows_to_go  # Arrow's Parquet takes 50 ms
+                from .archive import archived_rows  # Arrow's Parquet takes 50 ms
 
-                found = await platform.run_in_thread(lambda: rows_to_go(self._store, m, platform.files))
+                read, write = platform.run_in_thread, self._writer.in_thread
+                found = await archived_rows(self._store, m, platform.files, read, write)
             return self._store.trim(m.partition, found)
 
         rows = await self._rewrite(steps, reply)
@@ -443,7 +448,7 @@ class Journal(
         rows, why = 0, ""
         try:
             for number in range(self.config.partitions):
-                m = TrimRows(number, request.older, request.remember, archive=request.archive)
+                m = request.question(number)
                 done = await self.ref.ask(m, timeout=None)
                 rows += done.rows
         except LevadaError as error:

@@ -12,10 +12,10 @@ from __future__ import annotations
 
 import logging
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
 
 import attrs
 import pyarrow as pa
@@ -28,7 +28,7 @@ from levada.framework.files import Files
 from .blocks import write_all
 from .copying import refusals, synced_file
 from .errors import JournalError, JournalUnwritable, OffsetGone
-from .places import is_url, shown
+from .places import Archived, is_url, shown
 from .questions import EraseEntity, TrimRows
 from .schema import fit
 from .still import StillLog, still_store
@@ -36,7 +36,7 @@ from .still import StillLog, still_store
 if TYPE_CHECKING:
     from .store import Store
 
-__all__ = ["Archive", "rows_to_go"]
+__all__ = ["Archive", "archived_rows"]
 
 logger = logging.getLogger("levada.actors.journal")
 
@@ -202,29 +202,43 @@ class Archive:
                 end = each.start
         return end
 
-    def add(self, log: StillLog, shard: int, older: float) -> int:
-        """Write the rows of a shard that are not in the archive yet.
+    def start(self, log: StillLog, shard: int) -> int:
+        """Return the offset of the first row of a shard that is to be archived next.
 
         Args:
             log: its trimmed rows are in this archive, or in none.
             shard: its number.
+
+        Raises:
+            JournalError: this is the archive of another log, it lacks files, or is out of reach.
+        """
+        files = self._files_of(shard, log.archives.get(shard))
+        if files:
+            self._require_same(log, shard, files[-1])
+        begun = files[-1].end if files else 0
+        start = max(begun, log.trimmed.get(shard, 0))
+        if start > begun:
+            text = "%s: rows %d to %d of shard %d were trimmed without this archive, and are not in it; if it has files elsewhere, move them here"
+            logger.warning(text, self.disk.shown, begun, start - 1, shard, extra={"event": "archive_gap"})
+        return start
+
+    def add(self, log: StillLog, shard: int, start: int, older: float) -> int:
+        """Write the rows of a shard that are not in the archive yet.
+
+        Args:
+            log: where they are.
+            shard: its number.
+            start: as `start` says.
             older: seconds since 1970. The first row with this time or a later one is not written, nor are those behind it.
 
         Returns:
             The offset before which all rows are in the archive, or were trimmed without it.
 
         Raises:
-            JournalError: this is the archive of another log, it is out of reach, or Parquet cannot hold the columns.
+            JournalError: it is out of reach, or Parquet cannot hold the columns.
             JournalFull, JournalUnwritable: the disk of the archive does not take them. Files that are whole stay.
         """
-        files = self.files(shard)
-        if files:
-            self._require_same(log, shard, files[-1])
-        begun = files[-1].end if files else 0
-        start = at = max(begun, log.trimmed.get(shard, 0))
-        if start > begun:
-            text = "%s: rows %d to %d of shard %d were trimmed without this archive, and are not in it; if it has files elsewhere, move them here"
-            logger.warning(text, self.disk.shown, begun, start - 1, shard, extra={"event": "archive_gap"})
+        at = start
         end, micros = log.ends[shard], int(older * 1e6)
         parts, size = list[pa.RecordBatch](), 0
         for page in log.pages(shard, start, end):
@@ -274,16 +288,28 @@ class Archive:
                 partition=shard, wanted=start, first=end,
             )  # fmt: skip
 
-    def erase(self, shard: int, m: EraseEntity) -> None:
-        """Write the files of a shard anew that have rows of an entity; raises as `add`."""
+    def erase(self, shard: int, m: EraseEntity, known: Archived | None) -> None:
+        """Write the files of a shard anew that have rows of an entity; `known` is what the log remembers. Raises as `start` and `add`."""
         entity = m.entity if isinstance(m.entity, str) else m.entity.decode()
-        for file in self.files(shard):
+        for file in self._files_of(shard, known):
             before = file.end if m.before is None else m.before
             if file.start < before:
                 table = self._read(shard, file)
                 gone = pc.and_(pc.equal(table.column("entity"), entity), pc.less(table.column("_offset"), before))
                 if pc.any(gone).as_py():
                     self._write(shard, file, table.filter(pc.invert(gone)))
+
+    def _files_of(self, shard: int, known: Archived | None) -> list[ArchiveFile]:
+        """Return the files of a shard; require that they have what the log remembers."""
+        files = self.files(shard)
+        end = files[-1].end if files else 0
+        if known is not None and end < known.end:
+            raise JournalError(
+                f"rows of shard {shard} are archived up to {known.end - 1}, in {shown(known.place)}, and the files here end before row {end}: mount "
+                "the archive, or move its files here; or, if they are gone for good, levada journal trim --forget-archive",
+                path=self.disk.shown,
+            )
+        return files
 
     def _require_same(self, log: StillLog, shard: int, file: ArchiveFile) -> None:
         """Require that the newest row of the archive is in the log, if it was not trimmed."""
@@ -315,15 +341,38 @@ class Archive:
         self.disk.write(f"{_folder(shard)}/{file.name}", sink.getvalue())
 
 
-def rows_to_go(store: Store, m: TrimRows, files: Files) -> list[range]:
-    """Return what `Store.rows_to_go` does, without the rows that are not in the archive; old ones are written to it first. Blocks.
+T = TypeVar("T")
+Run = Callable[[Callable[[], T]], Awaitable[T]]
+"""Runs a function in a thread of its own choice."""
 
-    Rows of the shard are not erased meanwhile, and no other call writes to the archive. Raises as `Store.rows_to_go` and `Archive.add`.
+
+async def archived_rows(store: Store, m: TrimRows, files: Files, read: Run[Any], write: Run[Any]) -> list[range]:
+    """Return what `Store.rows_to_go` does, without the rows that are not in the archive; old ones are written to it first.
+
+    Rows of the shard are not erased meanwhile, and no other call writes to the archive. The log remembers the archive before its first file is there.
+
+    Args:
+        store: has the rows.
+        m: says which rows.
+        files: the file system.
+        read: runs what any thread may do.
+        write: runs what belongs to the thread that writes.
+
+    Raises:
+        JournalError: as `Store.rows_to_go`, `Store.note_archive`, `Archive.start` and `Archive.add`.
     """
-    found = store.rows_to_go(m)
+    shard = m.partition
+    if m.forget_archive:
+        await write(lambda: store.note_archive(shard, None))
+    found: list[range] = await read(lambda: store.rows_to_go(m))
     if not found or not m.archive:
         return found
-    end = Archive.at(m.archive, files).add(still_store(store), m.partition, m.older)
+    log, archive = still_store(store), Archive.at(m.archive, files)
+    start = await read(lambda: archive.start(log, shard))
+    known = store.archives.get(shard)
+    await write(lambda: store.note_archive(shard, Archived(m.archive, known.end if known else 0)))
+    end = await read(lambda: archive.add(log, shard, start, m.older))
+    await write(lambda: store.note_archive(shard, Archived(m.archive, end)))
     return [range(run.start, min(run.stop, end)) for run in found if run.start < end]
 
 

@@ -8,10 +8,12 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Event
 from typing import Any, TypeVar
+
+import trio
 
 from levada.framework.files import Files
 from levada.framework.platform import Platform
@@ -19,10 +21,11 @@ from levada.framework.platform import Platform
 from .blocks import write_all
 from .errors import JournalLocked
 
-__all__ = ["ask_writer", "locked", "put", "read_answer", "write"]
+__all__ = ["COPIED", "ask_writer", "locked", "locked_in_turn", "put", "read_answer", "write"]
 
 T = TypeVar("T")
 
+COPIED = "another process copies this journal"
 _POLL = 0.02
 """Seconds between looks for the answer."""
 _POLLS = 50
@@ -73,7 +76,14 @@ def ask_writer(
                 "it first",
                 path=str(directory),
             )
-        tick.wait(_POLL)
+        _pause(tick)
+
+
+def _pause(tick: Event) -> None:
+    """Wait for a little; raise if the task that waits for this thread is cancelled."""
+    with suppress(RuntimeError):  # no task waits
+        trio.from_thread.check_cancelled()
+    tick.wait(_POLL)
 
 
 def read_answer(files: Files, path: Path, **mark: str) -> dict[str, Any] | None:
@@ -102,9 +112,23 @@ def write(files: Files, path: Path, data: bytes, mode: int = 0o600) -> None:
 
 
 @contextmanager
-def locked(
-    files: Files, path: Path, refusal: str = "another process copies this journal", *, shared: bool = False
-) -> Iterator[None]:
+def locked_in_turn(platform: Platform, path: Path, refusal: str, timeout: float) -> Iterator[None]:
+    """Lock a file for a block, after other processes. Blocks; raises as `locked` after `timeout` seconds."""
+    deadline, tick = platform.monotonic() + timeout, Event()
+    with ExitStack() as resources:
+        while True:
+            try:
+                resources.enter_context(locked(platform.files, path, refusal))
+                break
+            except JournalLocked:
+                if platform.monotonic() >= deadline:
+                    raise
+            _pause(tick)
+        yield
+
+
+@contextmanager
+def locked(files: Files, path: Path, refusal: str = COPIED, *, shared: bool = False) -> Iterator[None]:
     """Lock a file for a block; it is made if it is not there.
 
     Raises:

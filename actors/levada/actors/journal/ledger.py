@@ -29,6 +29,7 @@ from levada.framework.platform import PLATFORM, Platform
 
 from .asking import write
 from .errors import JournalDamaged, JournalError, JournalFull, JournalUnwritable
+from .places import Archived
 
 __all__ = ["Delivered", "Erasure", "Ledger", "LedgerLine", "Reach", "drop_unfinished", "ledger_errors"]
 
@@ -199,6 +200,8 @@ class Ledger:
         self._erasures = [Erasure.of_json(each) for each in json.loads(facts.get("erasures", "[]"))]
         self.trimmed = {int(number): end for number, end in json.loads(facts.get("trimmed", "{}")).items()}
         """For partitions from which rows were trimmed, the offset behind the last of them. Not changed, but replaced."""
+        self.archives = {int(n): Archived(*each) for n, each in json.loads(facts.get("archives", "{}")).items()}
+        """For partitions that have an archive: where it is. Not changed, but replaced."""
         self._openings: list[_Opening] = []
         self._losses: dict[int, dict[int, int]] = {}
         if self.format > 1:
@@ -317,6 +320,14 @@ class Ledger:
             trimmed = {**self.trimmed, partition: end}
             self._set_fact("trimmed", trimmed)
             self.trimmed = trimmed
+
+    def set_archived(self, partition: int, archived: Archived | None) -> None:
+        """Record where the old rows of a partition are archived; None: nowhere."""
+        archives = {number: each for number, each in self.archives.items() if number != partition}
+        if archived is not None:
+            archives[partition] = archived
+        self._set_fact("archives", {number: attrs.astuple(each) for number, each in archives.items()})
+        self.archives = archives
 
     def _set_fact(self, name: str, value: Any) -> None:
         with self._change() as connection:

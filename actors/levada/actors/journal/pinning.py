@@ -27,7 +27,7 @@ import attrs
 from levada.framework.files import Files
 from levada.framework.platform import Platform
 
-from .asking import ask_writer, locked, read_answer, write
+from .asking import COPIED, ask_writer, locked, locked_in_turn, read_answer, write
 from .ends import Ends, PromisedEnds
 from .errors import JournalError, JournalLocked
 from .ledger import Ledger, ledger_errors
@@ -118,14 +118,14 @@ def pinned(platform: Platform, directory: Path, timeout: float) -> Iterator[Pin]
     Args:
         platform: the surroundings.
         directory: of the journal.
-        timeout: seconds to wait for the writer.
+        timeout: seconds to wait for other processes that copy this journal, and again for the writer.
 
     Raises:
-        JournalLocked: another process copies this journal, or the writer does not answer.
+        JournalLocked: another process copies this journal still, or the writer does not answer.
         OSError: this user may not write into the folder, or its file system has no hard links.
     """
     files = platform.files
-    with locked(files, directory / _LOCK):
+    with locked_in_turn(platform, directory / _LOCK, COPIED, timeout):
         try:
             for left in (directory / _NEW, directory / _PIN):
                 delete_tree(files, left)

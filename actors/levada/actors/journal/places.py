@@ -1,14 +1,42 @@
-"""Where an archive is: a folder, or a URL. Apart from `archive.py`, because Arrow's Parquet takes 50 ms to import."""
+"""Where an archive is: a folder, or a URL; and what a log remembers of it. Apart from `archive.py`, because Arrow's Parquet takes 50 ms to import."""
 
 from __future__ import annotations
 
 import os
 from urllib.parse import urlsplit
 
+import attrs
+
 from levada.framework.errors import ConfigurationError
 from levada.framework.files import StrPath, folder_path
 
-__all__ = ["archive_place", "is_url", "shown"]
+from .errors import JournalError
+
+__all__ = ["Archived", "archive_place", "is_url", "require_named", "shown"]
+
+
+@attrs.frozen
+class Archived:
+    """What a log remembers of the archive of a shard."""
+
+    place: str
+    """A folder or a URL, see `archive_place`."""
+    end: int
+    """All rows before this offset are there, or were trimmed without it. 0: perhaps none are."""
+
+
+def require_named(known: Archived | None, place: str, shard: int, log: str) -> None:
+    """Require that who takes rows out of a log names the archive that it has: rows must not pass it by.
+
+    Raises:
+        JournalError: there is an archive, and `place` is empty.
+    """
+    if known is not None and not place:
+        raise JournalError(
+            f"shard {shard} has old rows in the archive {shown(known.place)}, and it is not named: give shards(keep=Keep(…, archive=…)) or "
+            "levada journal trim --archive; or, if it is gone for good, levada journal trim --forget-archive",
+            path=log,
+        )
 
 
 def archive_place(place: StrPath) -> str:

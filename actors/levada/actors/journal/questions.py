@@ -382,7 +382,7 @@ class EraseEntity(Asks[Erased]):
     before: int | None = attrs.field(default=None, validator=v.optional(_OFFSET))
     """Rows from this offset on stay, such as a tombstone. None: the end at that time."""
     archive: str = attrs.field(default="", validator=v.instance_of(str))
-    """As `TrimRows.archive`: the rows go from it first, and are not counted."""
+    """As `TrimRows.archive`: the rows go from it first, and are not counted. A log that has an archive fails with `JournalError` without it."""
 
 
 @message("levada.journal.trimmed", frozen=True)
@@ -413,7 +413,12 @@ class TrimRows(Asks[Trimmed]):
     layout: int | None = attrs.field(default=None, validator=v.optional(_INT))
     """Only snapshots of entities with this ``_version`` count: the class of today can read them. None: all of them."""
     archive: str = attrs.field(default="", validator=v.instance_of(str))
-    """A folder or URL (`Archive`): all old rows are there before one goes, and none goes that is not there. Empty: there is no archive."""
+    """A folder or URL (`Archive`): all old rows are there before one goes, and none goes that is not there. Empty: there is no archive.
+
+    The log remembers it, and then fails with `JournalError` if a question does not name it, or names an archive without these rows.
+    """
+    forget_archive: bool = attrs.field(default=False, validator=v.instance_of(bool))
+    """The archive that the log remembers is gone for good: `archive` is a new one, or there is none from now on."""
 
 
 @message("levada.journal.offset_within", frozen=True)

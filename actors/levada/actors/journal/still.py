@@ -19,6 +19,7 @@ from levada.framework.platform import Platform
 from .copying import errors_of, pinned_files, require_whole, write_pinned
 from .inspection import Inspection, inspect
 from .pinning import Pin
+from .places import Archived
 from .schema import joined, offsets
 
 if TYPE_CHECKING:
@@ -44,6 +45,8 @@ class StillLog:
     """For each shard, the offset behind the last row."""
     trimmed: Mapping[int, int]
     """As `Extent.trimmed`."""
+    archives: Mapping[int, Archived]
+    """Where its old rows are, for shards that have an archive."""
     pages: Callable[[int, int, int], Iterator[pa.RecordBatch]] = attrs.field(repr=False)
     """Yields the rows of a shard between two offsets, in order: a column ``offset``, then the columns of the log. Blocks."""
 
@@ -98,7 +101,7 @@ def still_folder(platform: Platform, journal: Path, timeout: float) -> Iterator[
         def pages(shard: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
             return _pages(found.batches(shard, start), end)
 
-        yield StillLog(found.epoch, ledger.copy_of, found.schema, ends, ledger.trimmed, pages)
+        yield StillLog(found.epoch, ledger.copy_of, found.schema, ends, ledger.trimmed, ledger.archives, pages)
 
 
 def still_store(store: Store) -> StillLog:
@@ -108,4 +111,4 @@ def still_store(store: Store) -> StillLog:
     def pages(shard: int, start: int, end: int) -> Iterator[pa.RecordBatch]:
         return _pages(store.batches(shard, start, end), end)
 
-    return StillLog(extent.epoch, None, store.schema, extent.end, extent.trimmed, pages)
+    return StillLog(extent.epoch, None, store.schema, extent.end, extent.trimmed, store.archives, pages)

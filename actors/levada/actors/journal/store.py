@@ -28,6 +28,7 @@ from .keys import Keys, Taken
 from .ledger import Delivered, Erasure, LedgerLine, Reach
 from .partitions import Partition
 from .pinning import Pins
+from .places import Archived, require_named
 from .questions import CopyRows, TrimRows
 from .recovery import Recovered, recover
 from .retention import Clock
@@ -276,11 +277,14 @@ class Store:
         self._appends += 1
         return Appended(number, at, end - at)
 
-    def finish_copy(self, trimmed: Mapping[int, int] | None = None) -> None:
+    def finish_copy(
+        self, trimmed: Mapping[int, int] | None = None, archives: Mapping[int, Archived] | None = None
+    ) -> None:
         """Record that all rows of another log are copied into this one. Belongs to the thread that writes; twice is fine.
 
         Args:
             trimmed: the other log's `Extent.trimmed`.
+            archives: the other log's `archives`.
 
         Raises:
             JournalUnwritable: the ledger cannot be written.
@@ -290,6 +294,8 @@ class Store:
             with self._writes.ledger_change() as ledger:
                 for partition, end in (trimmed or {}).items():
                     ledger.set_trimmed(partition, end)
+                for partition, archived in (archives or {}).items():
+                    ledger.set_archived(partition, archived)
                 ledger.set_copy_of(None)
 
     def deliver(
@@ -572,14 +578,31 @@ class Store:
         erasure = Erasure(number, column or "", entity, end if before is None else min(before, end))
         return self._erasures.begin(erasure)
 
+    @property
+    def archives(self) -> Mapping[int, Archived]:
+        """Where the old rows are, for partitions that have an archive. Any thread may look."""
+        return self._ledger.archives
+
+    def note_archive(self, partition: int, archived: Archived | None) -> None:
+        """Remember where the old rows of a partition are archived; None: nowhere. Belongs to the thread that writes.
+
+        Raises:
+            JournalUnwritable, JournalFull: the ledger cannot be written.
+        """
+        self._guard.require_usable()
+        if self.archives.get(partition) != archived:
+            with self._writes.ledger_change() as ledger:
+                ledger.set_archived(partition, archived)
+
     def rows_to_go(self, m: TrimRows) -> list[range]:
         """Return the offsets of the rows that `trim` may take; all groups have read them. Any thread may call it.
 
         Raises:
-            JournalError: this is no log of durable actors, or it was opened without an index of its entities.
+            JournalError: this is no log of durable actors, it was opened without an index of its entities, or `m` does not name its archive.
             JournalDamaged: a block is damaged.
         """
         self._keys_of("entity", m.partition)
+        require_named(self.archives.get(m.partition), m.archive, m.partition, str(self.directory))
         partition = self._writes.partition(m.partition)
         read = [offsets.get(m.partition, 0) for offsets in self._ledger.groups().values()]
         return rows_to_go(partition, self.schema, m, min([partition.end, *read]))

@@ -15,8 +15,9 @@ import attrs
 from levada.framework.files import Files
 from levada.framework.platform import Platform
 
-from .asking import ask_writer, locked, put, read_answer
+from .asking import ask_writer, locked_in_turn, put, read_answer
 from .errors import JournalError, refused
+from .questions import TrimRows
 
 __all__ = ["TrimRequest", "TrimRequests", "ask_to_trim"]
 
@@ -25,14 +26,18 @@ _LOCK, _REQUEST, _ANSWER = "trim.lock", "trim.request", "trim.answer"
 
 @attrs.frozen
 class TrimRequest:
-    """A question of another process."""
+    """A question of another process. It has fields of `TrimRows`; all snapshots count."""
 
-    name: str
-    """Tells it from other questions."""
     older: float
-    """As in `TrimRows`."""
     remember: int
     archive: str = ""
+    forget_archive: bool = False
+    name: str = ""
+    """Tells it from other questions."""
+
+    def question(self, partition: int) -> TrimRows:
+        """Return what a partition is asked."""
+        return TrimRows(partition, self.older, self.remember, archive=self.archive, forget_archive=self.forget_archive)
 
 
 class TrimRequests:
@@ -74,28 +79,24 @@ class TrimRequests:
             raise refused(refusal, self._directory) from refusal
 
 
-def ask_to_trim(
-    platform: Platform, directory: Path, older: float, remember: int, archive: str, timeout: float
-) -> int | None:
+def ask_to_trim(platform: Platform, directory: Path, wanted: TrimRequest, timeout: float) -> int | None:
     """Have the process that has a journal open trim it; return the number of rows that went, or None if no process has it open. Blocks.
 
     Args:
         platform: the surroundings.
         directory: of the journal.
-        older: as in `TrimRows`.
-        remember: as in `TrimRows`.
-        archive: as in `TrimRows`.
-        timeout: seconds to wait for the answer.
+        wanted: what it is asked.
+        timeout: seconds to wait for other processes that ask too, and again for the answer.
 
     Raises:
-        JournalLocked: another process asks too, or the writer does not answer.
+        JournalLocked: another process asks still, or the writer does not answer.
         JournalError: the writer refuses, or ended before it answered.
         OSError: this user may not write into the folder.
     """
     files, name = platform.files, platform.token_bytes(8).hex()
-    asked = attrs.asdict(TrimRequest(name, older, remember, archive))
+    asked = attrs.asdict(attrs.evolve(wanted, name=name))
     # A writer of an older levada takes a question without an archive.
-    question = json.dumps({field: value for field, value in asked.items() if value != ""})
+    question = json.dumps({field: value for field, value in asked.items() if value not in ("", False)})
 
     def closed() -> None:
         if files.exists(directory / _REQUEST):
@@ -104,7 +105,7 @@ def ask_to_trim(
                 path=str(directory),
             )
 
-    with locked(files, directory / _LOCK, "another process has this journal trimmed"):
+    with locked_in_turn(platform, directory / _LOCK, "another process has this journal trimmed", timeout):
         files.discard(directory / _REQUEST)  # of a process that was killed
         try:
             found = ask_writer(

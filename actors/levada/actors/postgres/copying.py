@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -26,7 +26,7 @@ _OFFSET = pa.field("offset", pa.int64(), nullable=False)
 def _still(address: PostgresAddress, session: Session) -> StillLog:
     """Read a log in a transaction that sees the rows of one moment."""
     session.execute(IN_ORDER)
-    head, ends, trimmed = read_log(session, address)
+    head, ends, trimmed, archives = read_log(session, address)
     tables = LogTables.of(address, head.columns)
     kinds, columns = [kind_of(_OFFSET), *tables.kinds], tables.columns.insert(0, _OFFSET)
 
@@ -43,7 +43,7 @@ def _still(address: PostgresAddress, session: Session) -> StillLog:
             else:
                 following = None if result.get_value(0, 1) is None else number_in(result, 1)
 
-    return StillLog(head.epoch, head.copy_of, head.columns, ends, trimmed, pages)
+    return StillLog(head.epoch, head.copy_of, head.columns, ends, trimmed, archives, pages)
 
 
 def _run(address: PostgresAddress, session: Session, text: str, values: list[bytes]) -> Any:
@@ -81,7 +81,7 @@ def locked_postgres(address: PostgresAddress, shard: int) -> Iterator[StillLog]:
         yield _still(address, session)
 
 
-def finish_postgres(address: PostgresAddress, trimmed: Mapping[int, int]) -> None:
-    """Record that a copy is whole, of a log with this `Extent.trimmed`. Blocks; errors are as for `still_postgres`."""
+def finish_postgres(address: PostgresAddress, source: StillLog) -> None:
+    """Record that a copy of a log is whole. Blocks; errors are as for `still_postgres`."""
     with open_session(address) as session:
-        finish_copy(session, address, trimmed)
+        finish_copy(session, address, source)

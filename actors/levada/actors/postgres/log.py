@@ -39,6 +39,7 @@ from levada.actors.journal import (
 )
 from levada.actors.journal.appends import ToldRows
 from levada.actors.journal.errors import bare
+from levada.actors.journal.places import Archived, require_named
 from levada.actors.journal.schema import conform, fit
 from levada.actors.journal.trimming import COLUMNS
 from levada.actors.metrics.journal import log_samples
@@ -284,11 +285,21 @@ class PostgresLog(
         shard = self._shard_of(log, m.partition, m.entity)
         before = bigint(_BEHIND_ALL if m.before is None else m.before)
         statement = log.tables.erase(), [integer(shard), _key(m.entity), before]
+        if m.entity and not m.archive:  # the shard's own rows are not archived
+            await self._require_no_archive(log, shard)
         async with self._archive(m.archive, shard) as archive:
             if archive is not None:  # first, so that rows which are gone from the log are gone from both
-                await self.system.platform.run_in_thread(archive[0].erase, shard, m)
+                known = archive[1].archives.get(shard)
+                await self.system.platform.run_in_thread(archive[0].erase, shard, m, known)
             [found] = await self._database.read([statement], timeout=ERASED_WITHIN)
         return Erased(shard, found.command_tuples or 0)
+
+    async def _require_no_archive(self, log: OpenLog, shard: int) -> None:
+        """Require that a shard has no archive, because none is named."""
+        [found] = await self._database.read([(log.tables.archive(), [integer(shard)])])
+        if found.ntuples:
+            known = Archived((found.get_value(0, 0) or b"").decode(), number_in(found, 1))
+            require_named(known, "", shard, self.about)
 
     @asynccontextmanager
     async def _archive(self, place: str, shard: int) -> AsyncIterator[tuple[Archive, StillLog] | None]:
@@ -302,8 +313,8 @@ class PostgresLog(
 
         platform, locked = self.system.platform, ExitStack()
         try:
-            log = await platform.run_in_thread(lambda: locked.enter_context(locked_postgres(self.address, shard)))
-            yield await platform.run_in_thread(Archive.at, place, platform.files), log
+            still = await platform.run_in_thread(lambda: locked.enter_context(locked_postgres(self.address, shard)))
+            yield await platform.run_in_thread(Archive.at, place, platform.files), still
         finally:
             with trio.CancelScope(shield=True):
                 await platform.run_in_thread(locked.close)
@@ -328,15 +339,29 @@ class PostgresLog(
             layout,
             bigint(_BEHIND_ALL),
         ]
+        if m.forget_archive:
+            await self._note_archive(log, shard, Archived("", 0))
         if not m.archive:
+            await self._require_no_archive(log, shard)
+        else:
+            [found] = await self._database.read([(log.tables.last_to_go(), values)], timeout=ERASED_WITHIN)
+            if found.get_value(0, 0) is None:
+                return Trimmed(shard, 0)
+        async with self._archive(m.archive, shard) as locked:
+            if locked is not None:
+                (archive, still), run = locked, self.system.platform.run_in_thread
+                start, known = await run(archive.start, still, shard), still.archives.get(shard)
+                # Before its first file is there.
+                await self._note_archive(log, shard, Archived(m.archive, known.end if known else 0))
+                end = await run(archive.add, still, shard, start, m.older)
+                await self._note_archive(log, shard, Archived(m.archive, end))
+                values[-1] = bigint(end)
             return Trimmed(shard, await self._delete(log, values))
-        [found] = await self._database.read([(log.tables.last_to_go(), values)], timeout=ERASED_WITHIN)
-        if found.get_value(0, 0) is None:
-            return Trimmed(shard, 0)
-        async with self._archive(m.archive, shard) as archive:
-            assert archive is not None
-            end = await self.system.platform.run_in_thread(archive[0].add, archive[1], shard, m.older)
-            return Trimmed(shard, await self._delete(log, [*values[:-1], bigint(end)]))
+
+    async def _note_archive(self, log: OpenLog, shard: int, archived: Archived) -> None:
+        """Remember where the old rows of a shard are archived."""
+        values = [integer(shard), archived.place.encode(), bigint(archived.end)]
+        await self._database.read([(log.tables.note_archive(), values)])
 
     async def _delete(self, log: OpenLog, values: list[bytes | None]) -> int:
         """Delete the rows that may be trimmed, with these parameters of `LogTables.mark`; return how many there were."""

@@ -23,7 +23,9 @@ from levada.actors.journal import (
     SchemaMismatch,
     check_growth,
 )
+from levada.actors.journal.places import Archived
 from levada.actors.journal.recovery import why_no_copy
+from levada.actors.journal.still import StillLog
 from levada.framework.errors import ConfigurationError
 
 from .addresses import PostgresAddress
@@ -134,23 +136,26 @@ def _as_copy(session: Session, address: PostgresAddress, head: LogHead, copy_of:
     return attrs.evolve(head, copy_of=copy_of)
 
 
-def finish_copy(session: Session, address: PostgresAddress, trimmed: Mapping[int, int]) -> None:
-    """Record that all rows of another log, with this `Extent.trimmed`, are copied into this one; errors are as for `open_log`."""
-    trims = name_of(address, "_trims")
+def finish_copy(session: Session, address: PostgresAddress, source: StillLog) -> None:
+    """Record that all rows of another log are copied into this one; errors are as for `open_log`."""
+    text = (
+        f"INSERT INTO {name_of(address, '_trims')} (shard, trimmed, archive, archived) VALUES (%s, %s, %s, %s) ON CONFLICT (shard) "
+        "DO UPDATE SET trimmed = excluded.trimmed, archive = excluded.archive, archived = excluded.archived"
+    )
     try:
         with session.transaction():
-            for shard, end in trimmed.items():
-                session.execute(
-                    f"INSERT INTO {trims} (shard, trimmed) VALUES (%s, %s) ON CONFLICT (shard) DO UPDATE SET trimmed = excluded.trimmed".encode(),
-                    (shard, end),
-                )
+            for shard in {*source.trimmed, *source.archives}:
+                place = attrs.astuple(source.archives.get(shard, Archived("", 0)))
+                session.execute(text.encode(), (shard, source.trimmed.get(shard, 0), *place))
             session.execute(f"UPDATE {name_of(address, '_log')} SET copy_of = NULL".encode())
     except psycopg.Error as error:
         raise refusal(error.sqlstate or "", str(error), address) from None
 
 
-def read_log(session: Session, address: PostgresAddress) -> tuple[LogHead, dict[int, int], dict[int, int]]:
-    """Return what a log is, where its shards end, and how far they were trimmed.
+def read_log(
+    session: Session, address: PostgresAddress
+) -> tuple[LogHead, dict[int, int], dict[int, int], dict[int, Archived]]:
+    """Return what a log is, where its shards end, how far they were trimmed, and where their archives are.
 
     Raises:
         ConfigurationError: there is none.
@@ -164,8 +169,11 @@ def read_log(session: Session, address: PostgresAddress) -> tuple[LogHead, dict[
             )
         _require_columns(session, LogTables.of(address, head.columns))
         ends = session.execute(f'SELECT shard, "end" FROM {name_of(address, "_shards")} ORDER BY shard'.encode())
-        trimmed = session.execute(f"SELECT shard, trimmed FROM {name_of(address, '_trims')}".encode())
-        return head, dict(ends.fetchall()), dict(trimmed.fetchall())
+        text = f"SELECT shard, trimmed, archive, archived FROM {name_of(address, '_trims')}"
+        trims = session.execute(text.encode()).fetchall()
+        trimmed = {shard: end for shard, end, _, _ in trims if end}
+        archives = {shard: Archived(place, end) for shard, _, place, end in trims if place}
+        return head, dict(ends.fetchall()), trimmed, archives
     except psycopg.Error as error:
         raise refusal(error.sqlstate or "", str(error), address) from None
 

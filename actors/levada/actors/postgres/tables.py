@@ -5,7 +5,7 @@ For the log ``accounts`` there are
 * ``accounts``: the rows. ``_shard`` and ``_offset`` say where a row is; the other columns are the log's.
 * ``accounts_shards``: for each shard its end, and the mark of its newest append. An append first moves the end, if it is where the append says, and
   so holds the lock of this row until its own rows are committed: of two owners one is fenced, and rows become visible in the order of offsets.
-* ``accounts_trims``: for each shard that was trimmed, its oldest row, and how far rows are missing.
+* ``accounts_trims``: for each shard that was trimmed, its oldest row, and how far rows are missing; and what it remembers of its archive.
 * ``accounts_log``: one row, with the epoch and the columns; and the epoch of the log of which this is a copy, until the copy is whole.
 * ``accounts_openings``: where the shards ended each time a program connected to write.
 * ``accounts_events``: a view of the events for people, without the rows and columns that only the shards need.
@@ -100,7 +100,8 @@ class LogTables:
             # Room for several versions of a row on a page, so that an append changes no index.
             f'CREATE TABLE {self.name("_shards")} (shard integer PRIMARY KEY, "end" bigint NOT NULL, append bigint NOT NULL) WITH (fillfactor = 50)',
             # Not in the rows of the shards, which each append changes.
-            f"CREATE TABLE {self.name('_trims')} (shard integer PRIMARY KEY, first bigint NOT NULL DEFAULT 0, trimmed bigint NOT NULL)",
+            f"CREATE TABLE {self.name('_trims')} (shard integer PRIMARY KEY, first bigint NOT NULL DEFAULT 0, "
+            "trimmed bigint NOT NULL DEFAULT 0, archive text NOT NULL DEFAULT '', archived bigint NOT NULL DEFAULT 0)",
             f"CREATE TABLE {self.name('_log')} (one boolean PRIMARY KEY DEFAULT true CHECK (one), format integer NOT NULL, "
             "epoch text NOT NULL, columns bytea NOT NULL, copy_of text)",
             f"CREATE TABLE {self.name('_openings')} (number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL UNIQUE, "
@@ -286,6 +287,17 @@ class LogTables:
             f"{self._to_go()}DELETE FROM {self.name()} WHERE ctid = ANY (ARRAY"
             f"(SELECT place_on_disk FROM to_go WHERE _offset < (SELECT trimmed FROM {self.name('_trims')} WHERE shard = $1::integer) "
             "ORDER BY _offset LIMIT $6::bigint))"
+        )
+
+    def archive(self) -> str:
+        """Return the statement for the archive of a shard, which it may have: where it is, and the offset behind its last row."""
+        return f"SELECT archive, archived FROM {self.name('_trims')} WHERE shard = $1::integer AND archive <> ''"
+
+    def note_archive(self) -> str:
+        """Return the statement that notes the archive of a shard: the shard, where it is or an empty text, and the offset behind its last row."""
+        return (
+            f"INSERT INTO {self.name('_trims')} (shard, archive, archived) VALUES ($1::integer, $2::text, $3::bigint) "
+            "ON CONFLICT (shard) DO UPDATE SET archive = excluded.archive, archived = excluded.archived"
         )
 
     def note_first(self) -> str:

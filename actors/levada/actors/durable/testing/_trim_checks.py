@@ -99,7 +99,7 @@ async def trimmed_rows_are_behind_snapshots_and_have_no_newest_answer(make: Make
 
 @promise
 async def rows_are_in_the_archive_before_they_go(make: Maker) -> None:
-    """A log without archives refuses. An erased entity is in neither."""
+    """A log without archives refuses. It remembers its archive. An erased entity is in neither."""
     async with make(COLUMNS, 2) as made:
         if not made.trimmed:
             return
@@ -123,6 +123,13 @@ async def rows_are_in_the_archive_before_they_go(make: Maker) -> None:
             assert done.rows == len(rows) - len(left) > 0
             assert archived() == {offset: each for offset, each in enumerate(rows[:300]) if each["entity"]}
             assert left.keys() >= {*range(300, 400)}
+            for unnamed in (TrimRows(0, _at(400).timestamp(), 5, _LAYOUT), EraseEntity("anna", 0)):
+                try:
+                    await ask(made.ref, unnamed)
+                except JournalError:
+                    assert (await numbered(made.ref)).keys() == left.keys()
+                else:
+                    raise AssertionError("a log takes rows out, and its archive is not named")
             await ask(made.ref, EraseEntity("anna", 0, archive=folder))
             assert archived() == {
                 offset: each for offset, each in enumerate(rows[:300]) if each["entity"] not in ("", "anna")
