@@ -77,7 +77,14 @@ OUTSIDE: Mapping[str, tuple[str, Collection[str]]] = {
     ),
     "actors/levada/actors/nodes/spark": ("Spark and its processes are not simulated", ("*",)),
     "actors/levada/actors/rsocket/blocking.py": ("it is for programs without a system, and has a thread of its own", ("*",)),
-    "actors/levada/actors/spark/": ("Spark and its processes are not simulated", ("*",)),
+    "actors/levada/actors/spark/desk.py": (
+        "certificates are configuration; a simulated machine has one name only",
+        ("Path(*).read_text", "socket.getfqdn"),
+    ),
+    **{
+        f"actors/levada/actors/spark/{module}.py": ("it runs in Spark's processes or starts them, which are not simulated", ("*",))
+        for module in ("asks", "datasource", "query", "session", "shipping", "sink", "source", "worker")
+    },
 }  # fmt: skip
 """Files and folders that may reach some of the surroundings, and why."""
 

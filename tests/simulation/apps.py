@@ -32,7 +32,7 @@ from levada.transports.carriers.shared_sockets import share_sockets
 from levada.transports.qmux import QmuxConfig
 from levada.transports.rsocket import CoreConfig
 
-__all__ = ["FAULTS", "MACHINES", "SCHEMES", "Counters", "Ledgers", "Served", "Sessions"]
+__all__ = ["FAULTS", "MACHINES", "SCHEMES", "Counters", "Ledgers", "Served", "Sessions", "leaves"]
 
 SCHEMES: Final = [
     *(f"{name}{carrier}" for name in ("aqueduct", "maop") for carrier in ("", "+tcp", "+tls", "+unix", "+ws", "+wss")),
@@ -244,7 +244,7 @@ class Ledgers:
                             await self._count(count)
                             await trio.sleep(0.2)
                 except* LevadaError as group:
-                    self.errors += [repr(error) for error in _leaves(group)]
+                    self.errors += [repr(error) for error in leaves(group)]
                     await trio.sleep(0.2)
             done.set()
 
@@ -474,11 +474,10 @@ class Sessions:
                 await trio.sleep(0.3)
 
 
-def _leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
+def leaves(group: BaseExceptionGroup[Any]) -> list[BaseException]:
+    """Return the errors in a group and in the groups in it."""
     return [
-        leaf
-        for each in group.exceptions
-        for leaf in (_leaves(each) if isinstance(each, BaseExceptionGroup) else [each])
+        leaf for each in group.exceptions for leaf in (leaves(each) if isinstance(each, BaseExceptionGroup) else [each])
     ]
 
 

@@ -242,14 +242,31 @@ class Files:
             return []
         return [Path(folder, name) for name in fnmatch.filter(names, pattern)]
 
+    def write_all(self, fd: int, data: ReadableBuffer, offset: int = 0) -> None:
+        """Write all bytes to a place in a file, which `pwrite` may do in part."""
+        left = memoryview(data)
+        while left:
+            written = self.pwrite(fd, left, offset)
+            left, offset = left[written:], offset + written
+
+    def replace(self, path: StrPath, data: ReadableBuffer) -> None:
+        """Replace a file by one with these bytes, atomically; only its owner may read it.
+
+        The bytes are on the disk when this returns, the name after `sync_folder`.
+        """
+        beside = Path(path).with_suffix(".new")
+        with self.opened(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
+            self.write_all(descriptor, data)
+            self.fsync(descriptor)
+        self.rename(beside, path)
+
     def copy(self, source: StrPath, target: StrPath) -> None:
         """Copy the bytes of a file to another one, which is made or replaced, readable only for its owner; unsynced."""
         at = 0
         with self.opened(source) as read, self.opened(target, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as write:
-            while part := memoryview(self.pread(read, 1 << 20, at)):
-                while part:
-                    written = self.pwrite(write, part, at)
-                    part, at = part[written:], at + written
+            while part := self.pread(read, 1 << 20, at):
+                self.write_all(write, part, at)
+                at += len(part)
 
     def make_folder(self, path: StrPath) -> None:
         """Make a folder, readable only for its owner, unless it is there; and those above it as usual."""
@@ -276,7 +293,9 @@ class Files:
         self._make_durable_folder(Path(path), 0o700)
 
     def _make_durable_folder(self, path: Path, mode: int) -> None:
-        if not self.exists(path) and path.parent != path:
+        try:
+            self.stat(path)
+        except FileNotFoundError:
             self._make_durable_folder(path.parent, 0o777)  # synced before there is something in it
         self._make_folder(path, mode)
         with suppress(PermissionError):  # a folder that this user may write to and not read cannot be synced

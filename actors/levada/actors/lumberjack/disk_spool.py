@@ -44,7 +44,7 @@ from levada.framework.errors import ConfigurationError
 from levada.framework.platform import PLATFORM
 from levada.transports.lumberjack import WriterConfig
 
-from .folders import locked_folder, replace_file, write_all
+from .folders import locked_folder
 from .writer_queue import Hub, QueuedEvents
 
 __all__ = ["DiskSpool", "Place", "Segments", "SpoolConfig", "SpoolPump", "check_spool", "open_segments"]
@@ -221,7 +221,7 @@ class Segments:
         files, flags = self._files, os.O_WRONLY | os.O_CREAT | os.O_TRUNC
         file = files.open(self._path(number), flags, 0o600)
         try:
-            write_all(files, file, data + zlib.crc32(data).to_bytes(4, "big"))
+            files.write_all(file, data + zlib.crc32(data).to_bytes(4, "big"))
             files.fsync(file)
             files.sync_folder(self._folder)
         except BaseException:
@@ -233,7 +233,7 @@ class Segments:
     def _note(self, acked: Place, end: Place) -> None:
         """Write the ends of the acked and of the safe events to the disk."""
         text = b"v2 %d %d %d %d" % (*acked, *end)
-        replace_file(self._files, self._folder / "acked", b"%s %d\n" % (text, zlib.crc32(text)))
+        self._files.replace(self._folder / "acked", b"%s %d\n" % (text, zlib.crc32(text)))
 
     def close(self) -> None:
         """Close the file."""
@@ -262,7 +262,7 @@ class Segments:
             at = _HEAD
             files.close(before)
         try:
-            write_all(files, self._file, data, at)
+            files.write_all(self._file, data, at)
             files.fsync(self._file)
             path = self._path(self._last)
             if not os.path.samestat(files.stat(path), files.fstat(self._file)):

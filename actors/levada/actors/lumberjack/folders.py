@@ -8,10 +8,10 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from levada.framework.errors import ConfigurationError
-from levada.framework.files import Files, folder_path
+from levada.framework.files import folder_path
 from levada.framework.platform import PLATFORM
 
-__all__ = ["locked_folder", "replace_file", "write_all"]
+__all__ = ["locked_folder"]
 
 
 @contextmanager
@@ -40,20 +40,3 @@ def locked_folder(folder: str | os.PathLike[str], what: str, user: str) -> Itera
         yield path
     finally:
         files.close(lock)
-
-
-def replace_file(files: Files, path: Path, data: bytes) -> None:
-    """Replace a file by one with these bytes, atomically. The bytes are on the disk when this returns, the name after `Files.sync_folder`. Blocks."""
-    beside = path.with_suffix(".new")
-    with files.opened(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC) as descriptor:
-        write_all(files, descriptor, data)
-        files.fsync(descriptor)
-    files.rename(beside, path)
-
-
-def write_all(files: Files, descriptor: int, data: bytes, at: int = 0) -> None:
-    """Write bytes at a place of a file. Blocks."""
-    left = memoryview(data)
-    while left:
-        written = files.pwrite(descriptor, left, at)
-        left, at = left[written:], at + written

@@ -18,7 +18,6 @@ from levada.framework.files import folder_path
 from levada.framework.platform import PLATFORM
 from levada.framework.text import finite
 
-from .folders import write_all
 from .unit import Unit
 
 __all__ = ["SpoolSink", "prepare_spool", "store_unit"]
@@ -88,7 +87,7 @@ def store_unit(folder: Path, unit: Unit) -> str:
     hidden = folder / _WRITING / name
     try:
         with files.opened(hidden, os.O_WRONLY | os.O_CREAT | os.O_EXCL) as descriptor:
-            write_all(files, descriptor, b"".join(map(_line, unit.events)))
+            files.write_all(descriptor, b"".join(map(_line, unit.events)))
             files.fsync(descriptor)
         files.rename(hidden, folder / name)
     except BaseException:

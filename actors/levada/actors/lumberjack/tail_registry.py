@@ -44,7 +44,7 @@ from levada.framework.errors import ConfigurationError
 from levada.framework.files import Files
 from levada.framework.platform import PLATFORM
 
-from .folders import locked_folder, replace_file
+from .folders import locked_folder
 
 __all__ = ["HEAD", "TAIL", "FileEntry", "FileRegistry", "digest", "names_before_rotation", "open_registry"]
 
@@ -219,7 +219,7 @@ class FileRegistry:
         # One entry at a time is encoded in C. Indented JSON of all entries took 220 ms for 10,000 files, and held the GIL.
         files = ",\n".join(json.dumps(dict(zip(_FIELDS, values, strict=True))) for values in snapshot)
         data = f'{{"version": {_VERSION}, "files": [\n{files}\n],\n'.encode("ascii")
-        replace_file(self._files, self._path, b"%s%s: %d}\n" % (data, _CHECKSUM, zlib.crc32(data)))
+        self._files.replace(self._path, b"%s%s: %d}\n" % (data, _CHECKSUM, zlib.crc32(data)))
         self._files.sync_folder(self._path.parent)
 
 

@@ -101,7 +101,7 @@ from .protocol import (
 if TYPE_CHECKING:
     from levada.actors.durable import Shards
     from levada.actors.journal.archive import Archive
-    from levada.framework.files import StrPath
+    from levada.framework.files import Files, StrPath
 
 __all__ = ["Bridge", "Delivery", "Mailbox", "RowKey", "serve_bridge"]
 
@@ -204,7 +204,8 @@ class Bridge(Desk):
         """By mailbox: an opening of its journal, and the columns since then."""
         self._archived: dict[tuple[str, int], tuple[int, int]] = {}
         """By log and shard: how far it was trimmed, and where its archive began then."""
-        self._missing = {path.name for kind in ("mailboxes", "logs") for path in (directory / kind).glob("*")}
+        files = PLATFORM.get().files
+        self._missing = {path.name for kind in ("mailboxes", "logs") for path in files.glob(directory / kind, "*")}
         """Names of mailboxes on disk that are not open yet, and of logs that were open before."""
         self._named = trio.Event()
         """Set and replaced for each new mailbox or actor."""
@@ -257,10 +258,11 @@ class Bridge(Desk):
         folder = self.directory / "mailboxes" / name
         known: Columns[Any] | None = columns_of(columns) if isinstance(columns, type) else None
         schema = known.schema if known is not None else cast("pa.Schema | None", columns)
-        if schema is not None and not folder.exists():
+        platform = PLATFORM.get()
+        if schema is not None and not platform.files.exists(folder):
             check_for_spark(schema)
         # Opened here first, so that an error reaches the caller instead of failing an actor later.
-        opened = await trio.to_thread.run_sync(partial(Store.open, folder, schema, settings))
+        opened = await platform.run_in_thread(partial(Store.open, folder, schema, settings))
         opened.close()
         if known is None and opened.schema.equals(columns_of(Envelope).schema):
             known = columns_of(Envelope)
@@ -308,13 +310,12 @@ class Bridge(Desk):
         except (TypeError, ActorError):  # blocks of mapped files do not travel, and another store has none
             is_away = True
         place = archive_place(archive) if archive is not None else "" if isinstance(of, Ref) else of.archive
-        opened = None
+        opened, platform = None, PLATFORM.get()
         if place:
             from levada.actors.journal.archive import Archive  # Arrow's Parquet takes 50 ms
 
-            opened = await trio.to_thread.run_sync(Archive.at, place, PLATFORM.get().files)
-        (self.directory / "logs").mkdir(mode=0o700, exist_ok=True)
-        (self.directory / "logs" / name).touch()
+            opened = await platform.run_in_thread(Archive.at, place, platform.files)
+        await platform.run_in_thread(_note, platform.files, self.directory / "logs" / name)
         self._open(Mailbox(name, journal, None, columns, is_away, opened))
 
     def _check_name(self, name: str) -> None:
@@ -424,7 +425,7 @@ class Bridge(Desk):
         if isinstance(question, MeasureRows) and mailbox.archive is not None:
             extent = await _describe(mailbox.journal, Describe())
             if question.start < extent.whole.get(question.partition, 0):
-                return await trio.to_thread.run_sync(_file_end, mailbox.archive, question)
+                return await PLATFORM.get().run_in_thread(_file_end, mailbox.archive, question)
         found = await answer(mailbox.journal, question)
         return await self._description(mailbox, found) if isinstance(found, Extent) else found
 
@@ -438,7 +439,8 @@ class Bridge(Desk):
                 self._columns[mailbox.name] = extent.opening, columns
         first = extent.whole
         if mailbox.archive is not None:
-            first = await trio.to_thread.run_sync(self._first_archived, mailbox.name, mailbox.archive, first)
+            look = PLATFORM.get().run_in_thread
+            first = await look(self._first_archived, mailbox.name, mailbox.archive, first)
         return Description(extent.epoch, first, dict(extent.end), columns, extent.opening)
 
     def _first_archived(self, name: str, archive: Archive, whole: Mapping[int, int]) -> dict[int, int]:
@@ -472,6 +474,13 @@ class Bridge(Desk):
         append = _made(Append, batch, head.partition, head.key)
         done = cast("Appended", await journal.ask(append, timeout=None))  # without `at` it is never fenced
         return Payload(self._codec.encode(AppendedRows(done.partition, done.first, done.count)))
+
+
+def _note(files: Files, path: Path) -> None:
+    """Make an empty file, unless it is there, and its folder."""
+    files.make_folder(path.parent)
+    with files.opened(path, os.O_WRONLY | os.O_CREAT):
+        pass
 
 
 def _made(kind: Callable[..., T], *args: Any) -> T:
@@ -572,12 +581,14 @@ async def serve_bridge(
     Cancellation:
         connections are closed at once.
     """
-    raise_descriptor_limit()
+    platform = PLATFORM.get()
+    if platform.network is None:  # a simulated process has other descriptors
+        raise_descriptor_limit()
     settings = config or BridgeConfig()
-    folder = take_folder(directory)
+    folder = await platform.run_in_thread(take_folder, directory)
     check_url(url, settings)
-    (folder / "mailboxes").mkdir(mode=0o700, exist_ok=True)
-    token = shared_token(folder / "bridge.token", settings)
+    await platform.run_in_thread(platform.files.make_durable_folder, folder / "mailboxes")
+    token = await shared_token(folder / "bridge.token", settings)
     home = _Home(settings.max_staged_age)
     ref: Ref[Any] = system.spawn(lambda: home, supervise="escalate")
     further = Authentication.of(authenticate)

@@ -8,7 +8,6 @@ As with a bridge, a process must belong to the user, and know the token, which i
 
 from __future__ import annotations
 
-import fcntl
 import hmac
 import os
 import re
@@ -22,6 +21,7 @@ from urllib.parse import quote, urlsplit
 
 import attrs
 import pyarrow as pa
+import trio
 from attrs import validators as v
 
 from levada.actors.authentication import Authenticate, Authentication, Credentials, Refused
@@ -40,7 +40,8 @@ from levada.actors.rsocket import (
 )
 from levada.framework import ActorSystem, Codec, Identity, Ref
 from levada.framework.errors import ActorStopped, ConfigurationError, DecodeError, LevadaError
-from levada.framework.files import folder_path
+from levada.framework.files import Files, folder_path
+from levada.framework.platform import PLATFORM
 from levada.framework.text import printable, text_of
 from levada.transports.carriers import TlsConfig, UnixConfig
 from levada.transports.core import MAX_CONNECTIONS
@@ -63,6 +64,7 @@ MAX_SETUP = 1 << 16
 """The most bytes that a process may send before it is admitted."""
 
 _COUNT: Final = [v.instance_of(int), v.ge(1)]
+_LOCKED: Final = 0.01  # seconds between looks at a folder while another node makes its token
 
 
 @attrs.frozen(kw_only=True)
@@ -292,13 +294,13 @@ async def serve_asks(
         connections are closed at once.
     """
     settings = config or BridgeConfig()
-    folder = take_folder(directory)
+    folder = await PLATFORM.get().run_in_thread(take_folder, directory)
     check_url(url, settings)
     if not _FILE.fullmatch(system.name):
         raise ConfigurationError(
             f"the name of the system is {system.name!r}, wanted letters, digits, '.', '-' and '_', for the name of a socket"
         )
-    token = shared_token(folder / "bridge.token", settings)
+    token = await shared_token(folder / "bridge.token", settings)
     desk = Desk(folder, token, settings, Authentication.of(authenticate))
     for name, ref in actors.items():
         desk.expose(name, ref)
@@ -356,15 +358,15 @@ def check_url(url: str | None, settings: BridgeConfig) -> None:
 
 
 def take_folder(directory: str | os.PathLike[str]) -> Path:
-    """Make a folder that only this user can open, unless there is one.
+    """Make a folder that only this user can open, unless there is one. Blocks.
 
     Raises:
         ConfigurationError: it cannot be made, or it is open to other users.
     """
-    folder = folder_path(directory).absolute()
+    folder, files = folder_path(directory).absolute(), PLATFORM.get().files
     try:
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-        found = folder.stat()
+        files.make_durable_folder(folder)
+        found = files.stat(folder)
     except OSError as error:
         raise ConfigurationError(f"cannot use the folder {folder}: {error.strerror or error}") from error
     if found.st_uid != os.getuid() or found.st_mode & 0o077:
@@ -375,18 +377,28 @@ def take_folder(directory: str | os.PathLike[str]) -> Path:
     return folder
 
 
-def shared_token(path: Path, settings: BridgeConfig) -> Token:
+async def shared_token(path: Path, settings: BridgeConfig) -> Token:
     """Read the token of a folder, or make it. Nodes that start at the same time get the same token.
 
     Raises:
         ConfigurationError: the token or the certificates cannot be read, or the token cannot be written.
+
+    Cancellation:
+        the token may have been made.
     """
-    folder = os.open(path.parent, os.O_RDONLY)
+    platform = PLATFORM.get()
+    with platform.files.opened(path.parent) as folder:
+        while not _locked(platform.files, folder):  # noqa: ASYNC110 - by another process
+            await trio.sleep(_LOCKED)
+        return await platform.run_in_thread(_token, path, settings)
+
+
+def _locked(files: Files, descriptor: int) -> bool:
     try:
-        fcntl.flock(folder, fcntl.LOCK_EX)
-        return _token(path, settings)
-    finally:
-        os.close(folder)
+        files.lock(descriptor)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def _token(path: Path, settings: BridgeConfig) -> Token:
@@ -395,7 +407,7 @@ def _token(path: Path, settings: BridgeConfig) -> Token:
         if settings.tls is not None and settings.tls.certificate is not None:
             trust = "".join(_CERTIFICATES.findall(Path(settings.tls.certificate).read_text("latin-1")))
         token = Token.make(trust=trust)
-        if path.exists():
+        if PLATFORM.get().files.exists(path):
             token = attrs.evolve(token, secret=Token.read(path).secret)
         token.write(path)
     except OSError as error:
@@ -407,5 +419,6 @@ def _advertised(url: str, settings: BridgeConfig) -> str:
     parts = urlsplit(url.removeprefix("rsocket+"))
     host = settings.advertise or parts.hostname or ""
     if host in ("0.0.0.0", "::", ""):
-        host = socket.getfqdn()
+        platform = PLATFORM.get()
+        host = socket.getfqdn() if platform.network is None else platform.host()
     return f"tls://[{host}]:{parts.port}" if ":" in host else f"tls://{host}:{parts.port}"

@@ -22,8 +22,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import platform
-import secrets
 import struct
 from collections.abc import Iterable
 from pathlib import Path
@@ -46,6 +44,7 @@ from levada.framework.errors import (
     ConnectionLost,
     LevadaError,
 )
+from levada.framework.platform import PLATFORM
 from levada.transports.private_files import warn_if_others_can_read
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import CompositeMetadata, Entry, Routing, ZipkinTracing
@@ -362,9 +361,9 @@ def is_log(columns: pa.Schema) -> bool:
 
 def host_id() -> str:
     """Return an id of this machine and its boot, with which a process knows whether it can use the Unix socket."""
-    boot = Path("/proc/sys/kernel/random/boot_id")
-    text = boot.read_text() if boot.exists() else ""
-    return hashlib.sha256(f"{platform.node()} {text}".encode()).hexdigest()[:32]
+    boot, platform = "/proc/sys/kernel/random/boot_id", PLATFORM.get()
+    text = platform.files.read(boot).decode() if platform.files.exists(boot) else ""
+    return hashlib.sha256(f"{platform.host()} {text}".encode()).hexdigest()[:32]
 
 
 @attrs.frozen
@@ -381,7 +380,7 @@ class Token:
     @classmethod
     def make(cls, *, trust: str = "") -> Token:
         """Make a new token for a bridge on this machine."""
-        return cls(secrets.token_hex(32), host_id(), trust)
+        return cls(PLATFORM.get().token_bytes(32).hex(), host_id(), trust)
 
     @classmethod
     def read(cls, path: str | os.PathLike[str]) -> Token:
@@ -391,7 +390,7 @@ class Token:
             ConfigurationError: the file cannot be read, or is not a token file. The error has no part of the file's contents.
         """
         try:
-            text = Path(path).read_text("ascii")
+            text = PLATFORM.get().files.read(path).decode("ascii")
         except (OSError, UnicodeDecodeError) as error:
             reason = error.strerror if isinstance(error, OSError) else "it is not text"
             raise ConfigurationError(f"cannot read the token file {os.fspath(path)}: {reason}") from None
@@ -402,12 +401,10 @@ class Token:
         return cls(*lines)
 
     def write(self, path: Path) -> None:
-        """Write a file that only its owner can read, atomically."""
-        beside = path.with_name(path.name + ".new")
-        beside.unlink(missing_ok=True)
-        with open(os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="ascii") as file:
-            file.write(f"{self.secret}\n{self.host}\n{self.trust}")
-        beside.replace(path)
+        """Write a file that only its owner can read, atomically; it is on the disk when this returns."""
+        files = PLATFORM.get().files
+        files.replace(path, f"{self.secret}\n{self.host}\n{self.trust}".encode("ascii"))
+        files.sync_folder(path.parent)
 
 
 def names(found: Iterable[str]) -> str:

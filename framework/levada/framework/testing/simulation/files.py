@@ -31,6 +31,8 @@ R = TypeVar("R")
 _FIRST = 1 << 20
 """The first descriptor, which no real file has."""
 _ACCESS = os.O_RDONLY | os.O_WRONLY | os.O_RDWR
+_OWNER = (os.getuid(), os.getgid()) if hasattr(os, "getuid") else (0, 0)
+"""The user of all simulated processes, to whom all files belong."""
 
 
 @attrs.define(eq=False)
@@ -446,5 +448,5 @@ def _state(node: Inode) -> os.stat_result:
     whole = int(node.mtime)
     times = dict.fromkeys(("st_atime", "st_mtime", "st_ctime"), node.mtime)
     nanoseconds = dict.fromkeys(("st_atime_ns", "st_mtime_ns", "st_ctime_ns"), int(node.mtime * 1e9))
-    fields = (kind | node.mode, node.number, 1, node.links, 0, 0, len(node.cache), whole, whole, whole)
+    fields = (kind | node.mode, node.number, 1, node.links, *_OWNER, len(node.cache), whole, whole, whole)
     return os.stat_result(fields, {**times, **nanoseconds})
