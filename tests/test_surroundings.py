@@ -76,7 +76,7 @@ OUTSIDE: Mapping[str, tuple[str, Collection[str]]] = {
         ("os.*", "tempfile.TemporaryDirectory", "trio.Process"),
     ),
     "actors/levada/actors/nodes/spark": ("Spark and its processes are not simulated", ("*",)),
-    "actors/levada/actors/rsocket/blocking.py": ("it is for programs without a system, and has a thread of its own", ("*",)),
+    "actors/levada/actors/rsocket/blocking": ("it is for programs without a system, and has a thread of its own", ("*",)),
     "actors/levada/actors/spark/desk.py": (
         "certificates are configuration; a simulated machine has one name only",
         ("Path(*).read_text", "socket.getfqdn"),

@@ -40,25 +40,18 @@ class Resize:
     """1 or more."""
 
 
+@attrs.define(eq=False)
 class PoolChildren:
     """Routees that are children of the router."""
 
-    def __init__(
-        self,
-        factory: Callable[..., Any],
-        args: tuple[Any, ...],
-        size: int,
-        mailbox: MailboxPolicy | None,
-        supervise: Supervision,
-    ) -> None:
-        self._factory = factory
-        self._args = args
-        self._size = size
-        self._mailbox = mailbox
-        self._supervise: Supervision = supervise
-        self._places: dict[Ref[Any], int] = {}
-        """The places of all children, including those that are leaving."""
-        self._routees: dict[Ref[Any], None] = {}
+    _factory: Callable[..., Any]
+    _args: tuple[Any, ...]
+    _size: int
+    _mailbox: MailboxPolicy | None
+    _supervise: Supervision
+    _places: dict[Ref[Any], int] = attrs.field(factory=dict, init=False)
+    """The places of all children, including those that are leaving."""
+    _routees: dict[Ref[Any], None] = attrs.field(factory=dict, init=False)
 
     def begin(self, router: RouterBase) -> None:
         self.resize(router, self._size)

@@ -52,21 +52,15 @@ def check_handler(handler: Handler) -> None:
         raise ConfigurationError(f"the handler is {handler!r}, wanted an actor class, a Ref or an async function")
 
 
+@attrs.define(eq=False)
 class Calls:
     """Calls an async function for each message of a channel, several at a time."""
 
-    def __init__(
-        self,
-        function: Callable[[Any], Awaitable[None]],
-        channel: ChannelCore,
-        connection: ServerConnection,
-        tasks: trio.Nursery,
-    ) -> None:
-        self._function = function
-        self._channel = channel
-        self._connection = connection
-        self._tasks = tasks
-        self._running = 0
+    _function: Callable[[Any], Awaitable[None]]
+    _channel: ChannelCore
+    _connection: ServerConnection
+    _tasks: trio.Nursery
+    _running: int = attrs.field(default=0, init=False)
 
     def pump(self) -> None:
         """Call the function for queued messages, up to `PeerConfig.max_handlers` at a time."""

@@ -12,6 +12,7 @@ from contextlib import asynccontextmanager
 from functools import partial
 from typing import Final
 
+import attrs
 import trio
 
 from levada.framework.errors import ConnectionLost
@@ -37,6 +38,7 @@ _TO_DRIVER: Final = 1
 _FIRST_BEAT: Final = 1.0  # seconds, until the driver says
 
 
+@attrs.define(eq=False)
 class LaunchedProcesses:
     """Starts nodes as processes of a platform.
 
@@ -49,21 +51,12 @@ class LaunchedProcesses:
         tracing: as of `ChildProcesses`.
     """
 
-    def __init__(
-        self,
-        launch: Launch,
-        handed: unix.HandedListener,
-        folder: str,
-        settings: NodeSettings,
-        shares: Shares | None,
-        tracing: str,
-    ) -> None:
-        self._launch = launch
-        self._handed = handed
-        self._folder = folder
-        self._settings = settings
-        self._shares = shares
-        self._tracing = tracing
+    _launch: Launch
+    _handed: unix.HandedListener
+    _folder: str
+    _settings: NodeSettings
+    _shares: Shares | None
+    _tracing: str
 
     @property
     def driver_url(self) -> str:

@@ -117,6 +117,7 @@ async def local_nodes(
             yield fleet
 
 
+@attrs.define(eq=False)
 class ChildProcesses:
     """Starts nodes as child processes; a `Launcher`.
 
@@ -130,23 +131,13 @@ class ChildProcesses:
         fence: the locked file that they keep open, see `levada.actors.nodes.fence`; None: there is none.
     """
 
-    def __init__(
-        self,
-        handed: unix.HandedListener,
-        pulse: Pulse,
-        folder: str,
-        settings: NodeSettings,
-        sockets: SharedSockets | None = None,
-        tracing: str = "",
-        fence: int | None = None,
-    ) -> None:
-        self._handed = handed
-        self._pulse = pulse
-        self._folder = folder
-        self._settings = settings
-        self._sockets = sockets
-        self._tracing = tracing
-        self._fence = fence
+    _handed: unix.HandedListener
+    _pulse: Pulse
+    _folder: str
+    _settings: NodeSettings
+    _sockets: SharedSockets | None = None
+    _tracing: str = ""
+    _fence: int | None = None
 
     @property
     def driver_url(self) -> str:

@@ -184,6 +184,7 @@ def _context_of(spark: SparkSession) -> SparkContext:
         ) from error
 
 
+@attrs.define(eq=False)
 class SparkTasks:
     """Starts nodes as jobs of one task; a `levada.actors.nodes.node.Launcher`.
 
@@ -197,26 +198,15 @@ class SparkTasks:
         cores: the cores of each task; None: Spark's default.
     """
 
-    def __init__(
-        self,
-        context: SparkContext,
-        gate: Gate,
-        pulse: Pulse,
-        driver_url: str,
-        task: NodeTask,
-        settings: NodeSettings,
-        cores: int | None,
-    ) -> None:
-        self.driver_url = driver_url
-        self.context = context
-        self.master = str(context.master)
-        self.cores = cores
-        self.running: set[TaskProcess] = set()
-        """The processes that have connected."""
-        self._gate = gate
-        self._pulse = pulse
-        self._task = task
-        self._settings = settings
+    context: SparkContext
+    _gate: Gate
+    _pulse: Pulse
+    driver_url: str
+    _task: NodeTask
+    _settings: NodeSettings
+    cores: int | None
+    running: set[TaskProcess] = attrs.field(factory=set, init=False)
+    """The processes that have connected."""
 
     def listen_url(self, run: Run) -> str:
         """Return the driver's URL. A node uses only its scheme, because the node alone knows its own address."""
@@ -308,7 +298,7 @@ class TaskProcess:
         if self._ticket.node_id or await self._job.is_running():
             return "its task runs: the log of its executor says more (stderr, lines that begin with its name)"
         found = await room(launcher.context, launcher.cores, len(launcher.running))
-        return found.describe(launcher.master)
+        return found.describe(str(launcher.context.master))
 
     def terminate(self) -> None:
         """Tell Spark to cancel the task; Spark kills the process some seconds later."""

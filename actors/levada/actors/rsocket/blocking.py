@@ -48,11 +48,6 @@ from levada.framework.errors import (
     SenderFinished,
 )
 from levada.framework.ref import check_timeout
-from levada.transports.carriers import TcpConfig, TlsConfig, UnixConfig
-from levada.transports.carriers.streams import host_and_port
-from levada.transports.carriers.tcp import set_options
-from levada.transports.carriers.tls import make_context
-from levada.transports.carriers.unix import check_peer, path_of
 from levada.transports.rsocket import ErrorCode, Payload
 from levada.transports.rsocket.events import (
     ConnectionDraining,
@@ -67,6 +62,7 @@ from levada.transports.rsocket.events import (
     StreamFailed,
 )
 
+from .blocking_sockets import open_socket, socket_settings
 from .config import ClientConfig
 from .dialects import carrier_url, core_of
 from .encoding import Encoding, Metadata, expected_reply, is_message
@@ -81,11 +77,6 @@ S = TypeVar("S", bound="BlockingStream[Any]")
 T = TypeVar("T")
 
 READ = 256 * 1024  # bytes read from the socket at once
-_CARRIERS: dict[str, type[TcpConfig | TlsConfig | UnixConfig]] = {
-    "tcp": TcpConfig,
-    "tls": TlsConfig,
-    "unix": UnixConfig,
-}
 
 
 class RequestOptions(TypedDict, total=False):
@@ -126,96 +117,13 @@ def connect(url: str, *, config: ClientConfig | None = None, timeout: float | No
     settings = config or ClientConfig()
     if settings.core.resume or settings.lease is not None:
         raise ConfigurationError("a blocking client has neither resumption nor leases")
-    carrier_settings = _carrier_settings(carrier, settings.carrier)
-    opened = _open(carrier, carrier_settings, timeout)
+    carrier_settings = socket_settings(carrier, settings.carrier)
+    opened = open_socket(carrier, carrier_settings, timeout)
     try:
         return BlockingPeer(opened, dialect, attrs.evolve(settings, carrier=carrier_settings))
     except BaseException:
         opened.close()
         raise
-
-
-def _carrier_settings(url: str, given: object) -> TcpConfig | TlsConfig | UnixConfig:
-    scheme = url.partition("://")[0].lower()
-    kind = _CARRIERS.get(scheme)
-    if kind is None:
-        raise ConfigurationError(
-            f"a blocking client has no carrier {scheme}://, wanted tcp://host:port, tls://host:port or unix:///path"
-        )
-    settings = kind() if given is None else given
-    if not isinstance(settings, kind):
-        raise ConfigurationError(f"the config of {scheme}:// is a {type(settings).__name__}, wanted a {kind.__name__}")
-    return settings
-
-
-def _open(url: str, config: TcpConfig | TlsConfig | UnixConfig, timeout: float | None) -> socket.socket:
-    match config:
-        case UnixConfig():
-            return _open_unix(path_of(url), config, timeout)
-        case TlsConfig():
-            return _open_tls(*host_and_port(url, "tls"), config, timeout)
-        case TcpConfig():
-            return _open_tcp(*host_and_port(url, "tcp"), config, timeout)
-
-
-def _open_unix(path: str, config: UnixConfig, timeout: float | None) -> socket.socket:
-    until = time.monotonic() + (config.connect_timeout if timeout is None else timeout)
-    pause = 0.001
-    opened = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    opened.setblocking(False)
-    try:
-        while not _connected(opened, path):
-            if time.monotonic() >= until:
-                raise ConnectionLost(f"no connection to {path} in time: the listener's queue is full")
-            time.sleep(pause)
-            pause = min(2 * pause, 0.1)
-        check_peer(opened, path, config)
-    except BaseException:
-        opened.close()
-        raise
-    return opened
-
-
-def _connected(opened: socket.socket, path: str) -> bool:
-    """Connect, if there is room in the listener's queue."""
-    try:
-        opened.connect(os.fsencode(path))
-    except BlockingIOError:
-        return False
-    except OSError as error:
-        raise ConnectionLost(f"cannot connect to {path}: {error}") from error
-    return True
-
-
-def _open_tcp(host: str, port: int, config: TcpConfig, timeout: float | None) -> socket.socket:
-    source = None if config.local_address is None else (config.local_address, 0)
-    try:
-        opened = socket.create_connection((host, port), config.connect_timeout if timeout is None else timeout, source)
-    except OSError as error:
-        raise ConnectionLost(f"cannot connect to {host}:{port}: {error}") from error
-    except UnicodeError as error:
-        raise ConfigurationError(f"{host!r} cannot be the name of a host: {error}") from error
-    try:
-        set_options(opened, config)
-    except OSError as error:
-        opened.close()
-        raise ConnectionLost(f"the peer left as soon as it was connected: {error}") from error
-    return opened
-
-
-def _open_tls(host: str, port: int, config: TlsConfig, timeout: float | None) -> socket.socket:
-    context = make_context(config, ssl.Purpose.SERVER_AUTH)
-    name = config.server_name or host
-    opened = _open_tcp(host, port, config.tcp, timeout)
-    try:
-        opened.settimeout(config.handshake_timeout if timeout is None else timeout)
-        return context.wrap_socket(opened, server_hostname=name)
-    except OSError as error:  # ssl.SSLError is an OSError
-        raise ConnectionLost(f"the TLS handshake with {host}:{port} failed: {error}") from error
-    except ValueError as error:
-        raise ConfigurationError(f"{name!r} cannot be the name of a server: {error}") from error
-    finally:
-        opened.close()  # a TLS socket has taken it over
 
 
 class BlockingPeer:
