@@ -55,6 +55,7 @@ OUTSIDE: Mapping[str, tuple[str, Collection[str]]] = {
     "transports/levada/transports/carriers/unix.py": ("a simulated network has no names of sockets", ("os.stat", "path.*")),
     "transports/levada/transports/private_files.py": ("folders of Unix sockets, and keys that OpenSSL reads", ("os.stat", "path.mkdir")),
     "transports/levada/transports/quic/config.py": ("certificates are configuration; OpenSSL reads them from real files", ("Path(*).read_bytes",)),
+    "actors/levada/actors/authority.py": ("OpenSSL checks the dates of certificates by the real clock", ("datetime.datetime.now",)),
     "actors/levada/actors/authenticators.py": ("tokens are configuration, as certificates are", ("path.read_bytes",)),
     "actors/levada/actors/cli/": ("a command is a process at a terminal; what it serves is made elsewhere", ("*",)),
     "actors/levada/actors/console/history.py": ("it reads the memory of the real process", ("os.*",)),
@@ -66,8 +67,8 @@ OUTSIDE: Mapping[str, tuple[str, Collection[str]]] = {
     "actors/levada/actors/maop/bodies.py": ("a body that is a path is a file of the user's code", ("trio.*",)),
     "actors/levada/actors/nodes/__main__.py": ("a simulated world has its own process for a node", ("os.set_inheritable", "shutil.rmtree")),
     "actors/levada/actors/nodes/certificates.py": (
-        "OpenSSL reads certificates from real files, and checks their dates by the real clock",
-        ("datetime.datetime.now", "io.open", "os.*"),
+        "OpenSSL reads certificates from real files",
+        ("io.open", "os.*"),
     ),
     "actors/levada/actors/nodes/fence.py": ("real processes inherit its lock", ("fcntl.*", "os.*")),
     "actors/levada/actors/nodes/heartbeat.py": ("it ends real processes that hang", ("os._exit", "threading.Thread", "time.*")),

@@ -17,10 +17,10 @@ from typing import Any, Final, Literal
 
 from cryptography import x509
 from cryptography.exceptions import UnsupportedAlgorithm
-from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import ExtendedKeyUsageOID
 
+from levada.actors.authority import CertificateAuthority
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import TlsConfig
 from levada.transports.qmux import QmuxConfig
@@ -90,16 +90,8 @@ class Authority:
     """Signs the certificates of a fleet. Its key is only in this object."""
 
     def __init__(self) -> None:
-        self._key = ec.generate_private_key(ec.SECP256R1())
-        self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, "levada fleet")])
-        signs = {"key_cert_sign", "crl_sign"}
-        signed = (
-            self._builder(self._name, self._key.public_key())
-            .add_extension(x509.BasicConstraints(ca=True, path_length=0), critical=True)
-            .add_extension(x509.KeyUsage(**{usage: usage in signs for usage in _USAGES}), critical=True)
-            .sign(self._key, hashes.SHA256())
-        )
-        self.certificate: bytes = signed.public_bytes(serialization.Encoding.PEM)
+        self._authority = CertificateAuthority("levada fleet", CLOCKS_DIFFER, VALID)
+        self.certificate = self._authority.certificate
         """The authority's certificate, which members trust. PEM."""
 
     def sign(self, public: bytes, node_id: bytes) -> bytes:
@@ -118,28 +110,7 @@ class Authority:
             raise ConfigurationError(f"the public key of a node cannot be read: {error}") from error
         if not isinstance(key, ec.EllipticCurvePublicKey) or not isinstance(key.curve, ec.SECP256R1):
             raise ConfigurationError("the public key of a node is not a P-256 key")
-        usage = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.SERVER_AUTH, ExtendedKeyUsageOID.CLIENT_AUTH])
-        signed = (
-            self._builder(x509.Name([]), key)
-            .add_extension(x509.SubjectAlternativeName([x509.DNSName(member_name(node_id))]), critical=True)
-            .add_extension(x509.BasicConstraints(ca=False, path_length=None), critical=True)
-            .add_extension(usage, critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
-            .sign(self._key, hashes.SHA256())
-        )
-        return signed.public_bytes(serialization.Encoding.PEM)
-
-    def _builder(self, name: Any, key: ec.EllipticCurvePublicKey) -> x509.CertificateBuilder:
-        now = datetime.datetime.now(datetime.UTC)
-        return x509.CertificateBuilder(
-            self._name, name, key, x509.random_serial_number(), now - CLOCKS_DIFFER, now + VALID
-        ).add_extension(x509.SubjectKeyIdentifier.from_public_key(key), critical=False)
-
-
-_USAGES: Final = (
-    "digital_signature", "content_commitment", "key_encipherment", "data_encipherment", "key_agreement", "key_cert_sign",
-    "crl_sign", "encipher_only", "decipher_only",
-)  # fmt: skip
+        return self._authority.sign(key, x509.Name([]), [x509.DNSName(member_name(node_id))])
 
 
 def carrier_settings(
