@@ -49,11 +49,13 @@ def folder_path(path: StrPath) -> Path:
     Raises:
         ConfigurationError: the name is empty, as a variable that was not set is; as a path it would be the current folder. Or it is a URL: as a path
             it would make folders named after its parts. Or it has keywords such as ``host=``, as libpq takes them. The text does not show it,
-            because it may have a password.
+            because it may have a password. Or it has a null character.
     """
     text = os.fspath(path)
     if not text:
         raise ConfigurationError("the name of a folder is empty: name one, or the current folder as '.'")
+    if "\0" in os.fsdecode(text):
+        raise ConfigurationError(f"the name of a folder is {text!r:.100}, and no name has a null character")
     if _URL.match(text):
         raise ConfigurationError("this is a URL, and wanted is the path of a folder or file on a disk of this machine")
     if len(_KEYWORDS.findall(text)) > 1:

@@ -202,8 +202,12 @@ async def test_misuse_is_refused(tmp_path: Path, world: World, caplog: pytest.Lo
     class Wrong(Clock):
         @handles
         def plan(self, m: Plan) -> list[str]:
-            if m.text == "nan":
-                self.remind(float("nan"), Ring("x"))
+            wrong: dict[str, Any] = {"nan": float("nan"), "text": "5", "none": None, "huge": 10**400}
+            keys: dict[str, Any] = {"number": 5, "surrogate": "\udc80"}
+            if m.text in wrong:
+                self.remind(wrong[m.text], Ring("x"))
+            if m.text in keys:
+                self.remind(1.0, Ring("x"), key=keys[m.text])
             self.remind(datetime(2020, 1, 1) if m.text == "naive" else 1.0, Rang("x"))  # noqa: DTZ001
             return []
 
@@ -213,9 +217,14 @@ async def test_misuse_is_refused(tmp_path: Path, world: World, caplog: pytest.Lo
             await found["w"].ask(Plan(1, "x"))
         assert isinstance(caught.value.__cause__, ConfigurationError)
         assert "Wrong has no handler for Rang" in str(caught.value.__cause__)
-        with pytest.raises(ActorStopped) as caught:
-            await found["w"].ask(Plan(1, "nan"))
-        assert "at is nan, wanted seconds since 1970" in str(caught.value.__cause__)
+        for text, says in {
+            "nan": "at is nan, wanted seconds since 1970", "text": "at is '5', wanted", "none": "at is None", "huge": "at is 1000",
+            "number": "the key of a reminder is 5, wanted Unicode text", "surrogate": r"is '\udc80', wanted",
+        }.items():  # fmt: skip
+            with pytest.raises(ActorStopped) as caught:
+                await found["w"].ask(Plan(1, text))
+            assert isinstance(caught.value.__cause__, ConfigurationError)
+            assert says in str(caught.value.__cause__)
 
 
 async def test_the_pending_reminders_of_a_shard_have_a_bound(

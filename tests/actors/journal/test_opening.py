@@ -16,8 +16,18 @@ import pytest
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
-from levada.actors.journal import Appended, JournalConfig, JournalDamaged, JournalError, JournalUnwritable, Store  # noqa: E402
+from levada.actors.journal import (  # noqa: E402
+    Appended,
+    JournalConfig,
+    JournalDamaged,
+    JournalError,
+    JournalUnwritable,
+    Store,
+    backup,
+    restore,
+)
 from levada.actors.journal.ends import Ends, PromisedEnds  # noqa: E402
+from levada.framework.errors import ConfigurationError  # noqa: E402
 from levada.framework.platform import REAL, Platform  # noqa: E402
 
 SCHEMA = pa.schema([("n", pa.int64())])
@@ -338,6 +348,22 @@ def test_no_journal_is_made_over_an_empty_one_that_has_answered(tmp_path: Path) 
     empty(tmp_path)
     with pytest.raises(JournalDamaged, match="the ledger is empty: restore it"):
         Store.open(tmp_path, SCHEMA, attrs.evolve(CONFIG, accept_loss=True))
+
+
+@pytest.mark.parametrize("name", ["staging", "partition-0000", "other/deep"])
+def test_no_journal_is_made_inside_another_one(tmp_path: Path, name: str) -> None:
+    """Each would take files of the other for its own: what is in the folder of staged rows is deleted, and others are left over."""
+    Store.open(tmp_path / "log", SCHEMA, CONFIG).close()
+    Store.open(tmp_path / "copied", SCHEMA, CONFIG).close()
+    inside = tmp_path / "log" / name
+    with pytest.raises(ConfigurationError, match=r"is inside the journal .*log: name a folder elsewhere"):
+        Store.open(inside, SCHEMA, CONFIG)
+    with pytest.raises(ConfigurationError, match="is inside the journal"):
+        backup(tmp_path / "copied", inside)
+    with pytest.raises(ConfigurationError, match="is inside the journal"):
+        restore(tmp_path / "copied", inside)
+    assert not (tmp_path / "log" / "other").exists()
+    Store.open(tmp_path / "log", SCHEMA, CONFIG).close()
 
 
 @pytest.mark.parametrize("accept_loss", [False, True])

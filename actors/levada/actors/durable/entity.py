@@ -17,6 +17,7 @@ import sys
 import textwrap
 from collections.abc import Awaitable, Callable, Mapping
 from datetime import datetime
+from numbers import Real
 from typing import Any, ClassVar, NoReturn, TypeVar
 
 import attrs
@@ -210,7 +211,7 @@ class Durable(Actor[M]):
 
         Raises:
             ActorError: no command is being handled.
-            ConfigurationError: the class has no handler for the message, or `at` has no timezone or is not a number.
+            ConfigurationError: the class has no handler for the message, or `at` has no timezone or is not a number, or `key` is no text.
             TypeError, ValueError: the message cannot be encoded.
             ValueError: the command has recorded more than 8 MiB since its last commit, or the shard would have more than 12 MiB of pending reminders.
         """
@@ -223,13 +224,20 @@ class Durable(Actor[M]):
                     "a datetime without a timezone depends on the machine: use datetime.now(UTC), for example"
                 )
             at = at.timestamp()
-        at = float(at)
-        if math.isnan(at):
-            raise ConfigurationError("at is nan, wanted seconds since 1970, or a datetime with a timezone")
+        try:
+            seconds = float(at) if isinstance(at, Real) else math.nan
+        except OverflowError:
+            seconds = math.nan
+        if math.isnan(seconds):
+            raise ConfigurationError(f"at is {at!r:.100}, wanted seconds since 1970, or a datetime with a timezone")
         reminders = live.writer.reminders
         key = tag_of(type(message)) if key is None else key
+        try:
+            key.encode()
+        except (AttributeError, UnicodeEncodeError):
+            raise ConfigurationError(f"the key of a reminder is {key!r:.100}, wanted Unicode text") from None
         command = f"$remind-{self.system.platform.token_bytes(16).hex()}"
-        reminder = Reminder(live.entity, key, command, at, reminders.codec.encode(message))
+        reminder = Reminder(live.entity, key, command, seconds, reminders.codec.encode(message))
         if reminders.size + reminders.coming + reminder.size > REMINDER_BYTES:
             raise ValueError(
                 f"shard {live.writer.number} would have more than {REMINDER_BYTES} bytes of pending reminders"

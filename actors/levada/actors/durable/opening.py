@@ -240,10 +240,6 @@ def _prepare(folder: Path, wanted: pa.Schema, shards: int) -> pa.Schema:
         columns = grown(there, wanted)
         check_growth(there, columns, where=str(folder))
         return columns
-    except ConfigurationError as error:
-        raise ConfigurationError(
-            f"{error}: the number of shards was fixed when the log was made, give it as shards="
-        ) from error
     return wanted
 
 

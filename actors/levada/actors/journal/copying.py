@@ -23,7 +23,7 @@ from levada.framework.platform import PLATFORM, Platform
 from .asking import locked
 from .blocks import write_all
 from .errors import JournalDamaged, JournalError, JournalLocked, refused
-from .inspection import Inspection, inspect, journal_path, journals_in
+from .inspection import Inspection, inspect, journal_path, journals_in, require_apart
 from .pinning import LEDGER_LAST, Pin, delete_tree, pinned
 
 __all__ = [
@@ -145,7 +145,9 @@ def _places(
             f"there is no journal in {origin}: name a folder that has a ledger.sqlite, or the folder above it"
         )
     require_outside(folder, origin)
-    if PLATFORM.get().files.exists(folder):
+    files = PLATFORM.get().files
+    require_apart(files, folder)
+    if files.exists(folder):
         what = _comparison(journals, origin, folder) if compares else "is there"
         raise ConfigurationError(f"{folder} {what}. Nothing is overwritten: move it away, or name another folder")
     return journals, folder

@@ -176,6 +176,13 @@ def journals_in(directory: Path) -> list[Path]:
     return [path for path in files.glob(directory, "*") if files.exists(path / "ledger.sqlite")]
 
 
+def require_apart(files: Files, directory: Path) -> None:
+    """Raise `ConfigurationError` if a folder, which is no journal yet, is inside a journal: the two would take files for their own."""
+    for above in directory.absolute().parents:
+        if files.exists(above / "ledger.sqlite"):
+            raise ConfigurationError(f"{directory} is inside the journal {above}: name a folder elsewhere")
+
+
 @contextmanager
 def inspect(directory: Path, *, blocks: bool = False) -> Iterator[Inspection]:
     """Examine a journal; nothing is changed.

@@ -82,7 +82,7 @@ def recover(
         )
     if ledger.partitions != config.partitions:
         raise ConfigurationError(
-            f"{directory} has {ledger.partitions} partitions, which cannot change to {config.partitions}"
+            f"{directory} has {ledger.partitions} partitions, which cannot change to {config.partitions}; give a log of durable actors shards="
         )
     columns = schema if schema is not None else columns_of(Envelope).schema
     partitions = [

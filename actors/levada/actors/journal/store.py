@@ -24,6 +24,7 @@ from .disk_writes import DiskWrites
 from .erasures import Erasures
 from .errors import JournalError, JournalLocked
 from .extent import Appended, Extent, Fenced, StoreStatistics, partition_of
+from .inspection import require_apart
 from .keys import Keys, Taken
 from .ledger import Delivered, Erasure, LedgerLine, Reach
 from .partitions import Partition
@@ -97,7 +98,8 @@ class Store:
             JournalUnwritable: the ledger cannot be read or written: the disk is full or fails, or this user may not write there.
             JournalError: written by a later version of this format.
             SchemaMismatch: the columns are others, or fewer; says which.
-            ConfigurationError: it has another number of partitions, these columns cannot be kept, or `directory` is empty.
+            ConfigurationError: it has another number of partitions, these columns cannot be kept, or `directory` is empty, or a new one
+                inside another journal.
             OSError: the directory cannot be made or read.
         """
         platform = PLATFORM.get()
@@ -106,6 +108,8 @@ class Store:
         if schema is not None:
             check_schema(schema)
         path = folder_path(directory)
+        if not files.exists(path / "ledger.sqlite"):
+            require_apart(files, path)
         files.make_durable_folder(path)
         with ExitStack() as resources:
             lock = files.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
