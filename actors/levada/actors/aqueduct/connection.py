@@ -47,7 +47,7 @@ from .fleet import FleetRefs
 from .halves import CODEC, Arrival, Halves
 from .name_lookup import EntryOutbound, Expose, Lookup, Lookups, Names
 from .raw import RawMessage
-from .refs import Refs
+from .ref_tables import Refs
 from .schema import SCHEMA, compare_schema, schema_header
 from .streams import AT_ONCE, AqueductStreams
 

@@ -5,7 +5,7 @@
 * Each actor whose ref has left its system has a random *key*. Whoever has the key may use the actor, so a key travels only inside of
   messages between members.
 * A ref of a third member arrives as node id, key, incarnation and path. Its first use *claims* it: this side dials its node, shows the key,
-  and gets a channel as with any ref (`levada.actors.aqueduct.refs`). Refs with the same node id, key and incarnation are one object, so
+  and gets a channel as with any ref (`levada.actors.aqueduct.ref_tables`). Refs with the same node id, key and incarnation are one object, so
   refs are equal however they came.
 * A system claims only over connections that it has dialled itself, one for each node (`Link`). So two systems never need to agree which of
   two connections a ref rides on.
@@ -36,7 +36,8 @@ from levada.transports.aqueduct import Headers
 from .envelopes import ID_SIZE
 from .name_lookup import Claim
 from .peer import Peer
-from .refs import MemberRefs, RefState, RemoteRef
+from .ref_tables import MemberRefs
+from .refs import RefState, RemoteRef
 
 __all__ = ["NODE", "Dial", "FleetRefs"]
 

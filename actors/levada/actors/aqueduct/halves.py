@@ -114,7 +114,7 @@ _UNREADABLE = b"\xb1levada.unreadable"
 
 
 class Referring(ABC):
-    """The refs that have travelled over one connection, as its channels need them: `levada.actors.aqueduct.refs.Refs`."""
+    """The refs that have travelled over one connection, as its channels need them: `levada.actors.aqueduct.ref_tables.Refs`."""
 
     def __init__(self, halves: Halves) -> None:
         self.halves = halves
