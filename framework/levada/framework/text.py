@@ -36,6 +36,21 @@ def printable(text: str | bytes, limit: int = 512) -> str:
     return shown if len(shown) <= limit else shown[: limit - 1] + "…"
 
 
+def error_text(error: object) -> str:
+    """Return an error as longer texts name it. Of an error of levada that is the class and the line, without the other fields.
+
+    Example:
+        >>> error_text(KeyError("tea"))
+        "KeyError('tea')"
+        >>> from levada.framework.errors import MailboxFull
+        >>> error_text(MailboxFull("no room", capacity=5))
+        "MailboxFull('no room')"
+    """
+    if hasattr(error, "_line") and isinstance(error, Exception):  # a `LevadaError`, which this module cannot import
+        return f"{type(error).__name__}({text_of(error)!r})"
+    return text_of(error, repr)
+
+
 def text_of(value: object, write: Callable[[object], str] = str) -> str:
     """Return the text of an object of the user's, whose ``__str__`` or ``__repr__`` may fail.
 

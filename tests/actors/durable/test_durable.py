@@ -350,6 +350,13 @@ def test_misuse_is_refused_where_it_is_given(tmp_path: Path) -> None:
         @applies
         def one(self, e: Deposited) -> None: ...
 
+    class Takes(Durable[Any]):
+        def __init__(self, currency: str) -> None:
+            self.currency = currency
+
+        @applies
+        def one(self, e: Deposited) -> None: ...
+
     async def refused(cls: Any, events: Any, match: str, **settings: Any) -> None:
         async with ActorSystem("test") as system:
             with pytest.raises(ConfigurationError, match=match):
@@ -366,6 +373,10 @@ def test_misuse_is_refused_where_it_is_given(tmp_path: Path) -> None:
         await refused(Handles, Deposited, "Handles handles Plain: commands are messages")
         await refused(Needs, Deposited, "Needs.balance: a field of a durable actor is state")
         await refused(Account, (Deposited, Withdrawn), "wanted the classes of the events, as in Deposited | Withdrawn")
+        await refused(Account, [Deposited], "wanted the classes of the events, as in Deposited | Withdrawn")
+        await refused(
+            Takes, Deposited, r"Takes needs arguments \(missing a required argument: 'currency'\), and an entity"
+        )
         await refused(Durable, Deposited, "Durable has no @applies")
         await refused(str, Deposited, "wanted a class derived from Durable")
         await refused(Account, EVENTS, "wanted a number from 1 to 4096", shards=0)

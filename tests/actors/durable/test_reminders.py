@@ -225,6 +225,8 @@ async def test_misuse_is_refused(tmp_path: Path, world: World, caplog: pytest.Lo
                 await found["w"].ask(Plan(1, text))
             assert isinstance(caught.value.__cause__, ConfigurationError)
             assert says in str(caught.value.__cause__)
+            assert "failed: ConfigurationError(" in str(caught.value)
+            assert "detail=" not in str(caught.value)
 
 
 async def test_the_pending_reminders_of_a_shard_have_a_bound(

@@ -229,7 +229,9 @@ class Durable(Actor[M]):
         except OverflowError:
             seconds = math.nan
         if math.isnan(seconds):
-            raise ConfigurationError(f"at is {at!r:.100}, wanted seconds since 1970, or a datetime with a timezone")
+            raise ConfigurationError(
+                f"at is {at!r:.100}, wanted seconds since 1970, as in time.time() + 60, or a datetime with a timezone"
+            )
         reminders = live.writer.reminders
         key = tag_of(type(message)) if key is None else key
         try:

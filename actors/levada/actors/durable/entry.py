@@ -346,7 +346,7 @@ async def shards(
     Cancellation:
         nothing was started.
     """
-    kinds = tuple(dict.fromkeys(flatten(events)))
+    kinds = _kinds_of(events)
     _check_class(cls, kinds)
     if not isinstance(shards, int) or not 1 <= shards <= 4096:
         raise ConfigurationError(f"shards is {shards!r}, wanted a number from 1 to 4096")
@@ -451,14 +451,20 @@ def _place_of(journal: Any, name: str, *, keeper: bool) -> Place:
     return cast(Place, journal)
 
 
-def _check_class(cls: type[Durable[Any]], events: tuple[type, ...]) -> None:
-    if not isinstance(cls, type) or not issubclass(cls, Durable):
-        raise ConfigurationError(f"shards() got {cls!r}, wanted a class derived from Durable")
-    for kind in events:
+def _kinds_of(events: Any) -> tuple[type, ...]:
+    """Return the classes of ``events=``."""
+    kinds = tuple(flatten(events))
+    for kind in kinds:
         if not isinstance(kind, type):
             raise ConfigurationError(
                 f"events is {kind!r}, wanted the classes of the events, as in Deposited | Withdrawn"
             )
+    return tuple(dict.fromkeys(kinds))
+
+
+def _check_class(cls: type[Durable[Any]], events: tuple[type, ...]) -> None:
+    if not isinstance(cls, type) or not issubclass(cls, Durable):
+        raise ConfigurationError(f"shards() got {cls!r}, wanted a class derived from Durable")
     missing = [kind.__name__ for kind in events if kind not in cls.appliers]
     if missing:
         raise ConfigurationError(f"{cls.__name__} has no @applies method for {', '.join(missing)}")

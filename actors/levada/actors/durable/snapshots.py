@@ -7,6 +7,7 @@ and the entity is replayed from its first row. `Snapshots.layout` tells which sn
 
 from __future__ import annotations
 
+import inspect
 import zlib
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Final
@@ -33,7 +34,7 @@ class Snapshots:
     """Encodes and decodes the state of the entities of one class.
 
     Raises:
-        ConfigurationError: a field of the class has no default, or its type cannot be in a message.
+        ConfigurationError: the class needs arguments, a field has no default, or its type cannot be in a message.
     """
 
     def __init__(self, cls: type[Durable[Any]]) -> None:
@@ -50,6 +51,12 @@ class Snapshots:
         self._names = {name: type_name(kind) for name, kind in self._types.items()}
         self.layout = zlib.crc32(repr((self._version, sorted(self._names.items()))).encode()) >> 1
         """A number for what a snapshot must have to fit: it is in the log beside each one."""
+        try:
+            inspect.signature(cls).bind()
+        except TypeError as error:
+            raise ConfigurationError(
+                f"{cls.__name__} needs arguments ({error}), and an entity is made without any: give each field a default, and let events set it"
+            ) from None
         fresh = cls()
         for name, kind in self._types.items():
             try:

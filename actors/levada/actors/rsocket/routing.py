@@ -168,7 +168,9 @@ def route_table(cls: type[Actor[Any]]) -> dict[str, _Route]:
                 )
             table[path] = _Route(name, _arguments(cls, function, names))
     if not table:
-        raise ConfigurationError(f"{cls.__name__} has no method with @route")
+        raise ConfigurationError(
+            f'{cls.__name__} has no method with @route: mark those that answer requests, as in @route("quote")'
+        )
     return table
 
 

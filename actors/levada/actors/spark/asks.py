@@ -54,7 +54,7 @@ from levada.framework.errors import (
     LevadaError,
 )
 from levada.framework.message import reply_type
-from levada.framework.text import text_of
+from levada.framework.text import error_text
 from levada.framework.tracing import TraceHeaders
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import Entry, ZipkinTracing
@@ -418,7 +418,7 @@ class EachRow(Actor[AskRows]):
             failure: LevadaError = error
             if error.__cause__ is not None:
                 failure = ActorFailed(
-                    f"row {row}: {self.target.path} failed: {text_of(error.__cause__, repr)}", self.target.path
+                    f"row {row}: {self.target.path} failed: {error_text(error.__cause__)}", self.target.path
                 )
             reply.fail(failure)
         except LevadaError as error:

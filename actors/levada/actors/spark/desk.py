@@ -42,7 +42,7 @@ from levada.framework import ActorSystem, Codec, Identity, Ref
 from levada.framework.errors import ActorStopped, ConfigurationError, DecodeError, LevadaError
 from levada.framework.files import Files, folder_path
 from levada.framework.platform import PLATFORM
-from levada.framework.text import printable, text_of
+from levada.framework.text import error_text, printable
 from levada.transports.carriers import TlsConfig, UnixConfig
 from levada.transports.core import MAX_CONNECTIONS
 from levada.transports.rsocket import Payload
@@ -188,7 +188,7 @@ class Desk:
         except ActorStopped as error:
             if error.__cause__ is None:
                 raise
-            text = f"{name} ({ref.path}) failed on this question: {text_of(error.__cause__, repr)}"
+            text = f"{name} ({ref.path}) failed on this question: {error_text(error.__cause__)}"
             raise ActorFailed(text, ref.path) from error
 
     async def _ask_rows(self, name: str, request: Request) -> Payload:

@@ -21,7 +21,7 @@ from levada.actors.journal.errors import SchemaMismatch
 from levada.framework import Actor, Asks, handles
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.message import field_types, reply_type
-from levada.framework.text import text_of
+from levada.framework.text import error_text
 
 from .asks import AskRows
 from .protocol import ActorFailed
@@ -131,7 +131,7 @@ class _Batch:
                 except LevadaError as error:
                     why = error if error.__cause__ is None else error.__cause__
                     self.failure = ActorFailed(
-                        f"row {row}: entity {entity!r:.100}: {text_of(why, repr)}", self._entities.ref.path
+                        f"row {row}: entity {entity!r:.100}: {error_text(why)}", self._entities.ref.path
                     )
                     scope.cancel()
                     return

@@ -26,7 +26,7 @@ from trio.lowlevel import (
 
 from levada.framework.errors import ActorStopped, AskCycle, AskTimeout, NoValue
 from levada.framework.ref import DEFAULT_TIMEOUT
-from levada.framework.text import text_of
+from levada.framework.text import error_text
 
 from .channel_core import handles_in
 from .phase import PAUSED
@@ -74,7 +74,7 @@ def stopped_error(cell: Cell, reason: Reason, message: Any, *, begun: bool = Fal
     """Build the error for a message that `cell` did not handle; if it had `begun` to, its exception becomes the cause."""
     message = content_of(message)
     error = getattr(reason, "error", None)
-    why = f"failed: {text_of(error, repr)}" if error is not None else f"has stopped ({type(reason).__name__.lower()})"
+    why = f"failed: {error_text(error)}" if error is not None else f"has stopped ({type(reason).__name__.lower()})"
     stopped = ActorStopped(f"{cell.where} {why}", actor=cell.path, reason=reason, message=message)
     if begun:
         stopped.__cause__ = error

@@ -20,7 +20,7 @@ from traceback import walk_tb
 from typing import Any
 
 from levada.framework.links import Failed, Normal, Reason, Shutdown
-from levada.framework.text import text_of
+from levada.framework.text import error_text
 
 from .channel_core import handles_in, may_hold
 
@@ -48,7 +48,7 @@ def open_handles(actor: Any) -> list[Any]:
 def describe_end(reason: Reason) -> str:
     """Describe an actor's end, for the error at the other side."""
     if isinstance(reason, Failed):
-        return f"failed: {text_of(reason.error, repr)}"
+        return f"failed: {error_text(reason.error)}"
     if isinstance(reason, Normal | Shutdown):
         return "has stopped"
     return f"has stopped ({type(reason).__name__.lower()})"

@@ -27,7 +27,7 @@ from levada.framework._runtime.ask import Ask, content_of
 from levada.framework._runtime.cell import Cell
 from levada.framework.platform import PLATFORM
 from levada.framework.system import ActorSystem
-from levada.framework.text import text_of
+from levada.framework.text import error_text
 
 from .clock import autojump, counted_time, deterministic
 
@@ -59,7 +59,7 @@ class ScheduleFailure(AssertionError):
         """All turns up to the end."""
         last = "\n  ".join(map(str, trace[-_SHOWN:]))
         super().__init__(
-            f"failed under schedule seed {seed} (repeat it: explore(…, seeds=[{seed}])): {text_of(error, repr)}\nlast turns:\n  {last}"
+            f"failed under schedule seed {seed} (repeat it: explore(…, seeds=[{seed}])): {error_text(error)}\nlast turns:\n  {last}"
         )
 
     def __reduce__(self) -> Any:

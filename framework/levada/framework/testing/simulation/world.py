@@ -26,7 +26,7 @@ from levada.framework.errors import ConfigurationError
 from levada.framework.system import ActorSystem
 from levada.framework.testing.clock import autojump, deterministic, unshield, watch
 from levada.framework.testing.explore import Turn
-from levada.framework.text import text_of
+from levada.framework.text import error_text
 
 from .disk import Model, SimulatedDisk
 from .history import History
@@ -281,7 +281,7 @@ class SimulationFailure(AssertionError):
         last = "\n  ".join(f"{at:.4f} s  {text}" for at, text in events[-_SHOWN:])
         super().__init__(
             f"failed in the world of seed {seed} (repeat it: simulate(…, seeds=[{seed}]), levada {self.version}): "
-            f"{text_of(error, repr)}\nlast events:\n  {last}"
+            f"{error_text(error)}\nlast events:\n  {last}"
         )
 
     def __reduce__(self) -> Any:
