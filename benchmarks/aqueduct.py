@@ -167,7 +167,7 @@ def resident() -> int:
 NOTES: defaultdict[str, list[float]] = defaultdict(list)
 """What workloads have measured beyond a rate, in each round."""
 OPEN = "one open channel, kB: both ends, the handles, a task that receives"
-MOST = {OPEN: 17.0}
+MOST = {OPEN: 12.5}
 """Budgets of notes: at most."""
 
 

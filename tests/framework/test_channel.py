@@ -820,7 +820,8 @@ async def test_cancelled_waits_leave_nothing_in_the_channel() -> None:
             (await run.start(call)).scope.cancel()
             await wait_all_tasks_blocked()
     core = receiver.take_over("a look inside")
-    assert (core.putters, core.takers, core.sender.watchers, core.receiver.watchers) == ({}, {}, {}, {})
+    assert (core.putters, core.taker, core.takers) == ({}, None, {})
+    assert [(half.watcher, half.watchers or {}) for half in (core.sender, core.receiver)] == [(None, {}), (None, {})]
     twin.cancel()
 
 

@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from types import MethodType
 from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 
 import trio
@@ -154,7 +153,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         self._watched: set[int] = set()
         self._ready: dict[int, None] = {}  # streams to be read in the next turn
         self._stops: list[tuple[int, int]] = []  # streams that the peer has stopped, and its codes, until the next turn
-        # A stream has these with its number, as a bound method: 64 bytes, where a partial takes 190.
+        # All streams have the same two callbacks.
         self._tell_readable: Callable[[int], None] = self._readable
         self._tell_stopped: Callable[[int, int], None] = self._stopped
         self._opened = [0, 0]
@@ -353,14 +352,15 @@ class MultiplexedDriver(Driver[C], Generic[C]):
             stream_id = stream.stream_id
             self.stream_begun(stream_id)
             self._streams[stream_id] = stream
-            stream.on_readable(MethodType(self._tell_readable, stream_id))
+            stream.on_readable(self._tell_readable)
             if not stream_id & _UNIDIRECTIONAL:
                 self._watch(stream_id, stream)
 
     def _watch(self, stream_id: int, stream: carriers.Stream) -> None:
         """Tell the core when the peer stops this side's direction of a stream, also while nothing is sent there."""
-        self._watched.add(stream_id)
-        stream.on_stopped(MethodType(self._tell_stopped, stream_id))
+        if not self.watches_all:
+            self._watched.add(stream_id)
+        stream.on_stopped(self._tell_stopped)
 
     def _stopped(self, stream_id: int, code: int) -> None:
         self._stops.append((stream_id, code))
@@ -541,7 +541,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         if self.watches_all:
             self._watch(stream_id, stream)
         if not output.unidirectional:
-            stream.on_readable(MethodType(self._tell_readable, stream_id))
+            stream.on_readable(self._tell_readable)
 
     async def open_spare(self, *, unidirectional: bool) -> None:
         """Wait for a stream that the next `open_stream` takes. Errors as `carriers.Connection.open_stream`."""
@@ -569,7 +569,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         except CarrierError:
             return  # it was stopped, which the core will be told, or the connection has ended
         if not fin:
-            if stream_id not in self._watched:
+            if not self.watches_all and stream_id not in self._watched:
                 self._watch(stream_id, stream)
             if self.most_unsent is not None and stream.unsent > self.most_unsent:
                 self.crowded(stream_id)

@@ -38,7 +38,7 @@ from functools import partial
 from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar, overload
 
 import trio
-from trio.lowlevel import checkpoint, enable_ki_protection, reschedule
+from trio.lowlevel import checkpoint, enable_ki_protection, reschedule, wait_task_rescheduled
 
 from ._runtime.channel_core import (
     ENDED,
@@ -560,7 +560,7 @@ class _ReceivingHalf(_Handle, Generic[T_co]):
                 return core.took(core.queue.popleft())  # type: ignore[no-any-return]
             return core.queue.popleft()  # type: ignore[no-any-return]
         if self._live and self._half.state is OPEN:
-            message: T_co = await core.wait_to_take()
+            message: T_co = core.came(await wait_task_rescheduled(core.stand_to_take()))
             if message is not ENDED:
                 return message
         raise self._refusal()
@@ -668,6 +668,11 @@ class Receiver(_ReceivingHalf[T_co]):
         if core.queue and self._live and calls & 63 and core.rest is None and get_ident() == core.thread:
             self._calls = calls  # as `receive`, without a second coroutine: a tenth of a message over a connection
             return core.took(core.queue.popleft())  # type: ignore[no-any-return]
+        if not core.queue and self._live and calls & 63 and self._half.state is OPEN:
+            self._calls = calls
+            message: T_co = core.came(await wait_task_rescheduled(core.stand_to_take()))
+            if message is not ENDED:
+                return message
         try:
             return await self.receive()
         except EndOfChannel:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from contextvars import ContextVar
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from tests.actors import carried
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.aqueduct import PeerConfig, connect, serve
-from levada.framework import Actor, ActorSystem, Down, TerminalState, channel, handles, oneshot
+from levada.framework import Actor, ActorSystem, Down, TerminalState, channel, current_peer, handles, oneshot
 from levada.framework.channel import Outcome
 from levada.framework.errors import (
     ChannelConnectionLost,
@@ -408,6 +409,31 @@ async def test_as_many_messages_are_handled_at_once_as_the_settings_say(autojump
             assert 400 + 256 <= sent < 2000
             gate.set()
     assert (sent, running) == (2000, 0)
+
+
+async def test_a_handler_begins_without_the_context_of_another(autojump_clock: MockClock) -> None:
+    """A handler that ends lets the next message's begin; what it has set in a ContextVar stays its own. The peer is the same to both."""
+    customer = ContextVar("customer", default="nobody")
+    seen: list[tuple[str, str, object]] = []
+
+    async def handle(m: Parcel) -> None:
+        seen.append((m.text, customer.get(), current_peer()))
+        customer.set(m.text)
+        await trio.sleep(1)  # the others wait meanwhile
+
+    async with ActorSystem() as system:
+        config = PeerConfig(max_handlers=1)
+        async with (
+            serve(system, "aqueduct+memory://desk", handle, Any, config=config) as listener,
+            connect(system, listener.url, Parcel) as peer,
+        ):
+            for text in ("anna", "bert", "carl"):
+                await peer.send(Parcel(text))
+            await settled()
+            (connection,) = listener._actor.connections
+            remote = connection.halves.remote
+    assert remote is not None
+    assert seen == [(text, "nobody", remote) for text in ("anna", "bert", "carl")]
 
 
 @pytest.mark.parametrize("kind", ["class", "ref", "partial"])

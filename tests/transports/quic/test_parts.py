@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import trio
+from aioquic.quic.packet_builder import QuicDeliveryState
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -18,6 +19,69 @@ from levada.transports.carriers.sockets import ListeningAddress, ListeningSocket
 from levada.transports.quic import UdpPort, listen
 from levada.transports.quic.pmtu import BLACK_HOLE_LOSSES, MtuSearch
 from levada.transports.quic.port import authority
+from levada.transports.quic.stream_state import make_stream
+
+# ---------------------------------------------------------------- the state of a stream
+
+
+@given(
+    steps=st.lists(
+        st.one_of(
+            st.tuples(st.just("write"), st.integers(0, 40)),
+            st.tuples(st.just("send"), st.integers(-1, 25)),
+            st.tuples(st.just("acked"), st.integers(0, 9)),
+            st.tuples(st.just("lost"), st.integers(0, 9)),
+        ),
+        max_size=60,
+    ),
+    at_end=st.booleans(),
+)
+def test_a_stream_sends_each_byte_until_it_is_acknowledged(steps: list[tuple[str, int]], at_end: bool) -> None:
+    """Packets are lost and acknowledged in any order; what has arrived is what was written, and only what is needed again is kept."""
+    sender = make_stream(0, 0, 1 << 30).sender
+    written, arrived, under_way = bytearray(), bytearray(), list[tuple[int, bytes, bool]]()
+    missing: set[int] = set()
+
+    def send(most: int) -> bool:
+        frame = None if sender.buffer_is_empty else sender.get_frame(most)
+        if frame is None:
+            return False
+        assert len(frame.data) <= most
+        under_way.append((frame.offset, frame.data, frame.fin))
+        return True
+
+    def settle(which: int, outcome: QuicDeliveryState) -> None:
+        offset, data, fin = under_way.pop(which % len(under_way))
+        sender.on_data_delivery(outcome, offset, offset + len(data), fin)
+        if outcome is QuicDeliveryState.ACKED:
+            arrived[offset : offset + len(data)] = data
+            missing.difference_update(range(offset, offset + len(data)))
+
+    def write(size: int, *, fin: bool = False) -> None:
+        data = bytes((len(written) + n) & 0xFF for n in range(size))
+        missing.update(range(len(written), len(written) + size))
+        written.extend(data)
+        arrived.extend(bytes(size))
+        sender.write(data, end_stream=fin)
+
+    for what, value in steps:
+        if what == "write":
+            write(value)
+        elif what == "send":
+            send(value)
+        elif under_way:
+            settle(value, QuicDeliveryState.ACKED if what == "acked" else QuicDeliveryState.LOST)
+        first = min(missing, default=len(written))
+        assert bytes(sender._buffer) == written[first:]
+        assert not sender.is_finished
+    write(3 if at_end else 0, fin=True)
+    while not sender.is_finished:
+        assert send(10) or under_way
+        while under_way:
+            settle(0, QuicDeliveryState.ACKED)
+    assert (arrived, missing, bytes(sender._buffer)) == (written, set(), b"")
+    assert sender.next_offset == len(written)
+
 
 # ---------------------------------------------------------------- MTU search
 

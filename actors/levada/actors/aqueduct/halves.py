@@ -560,9 +560,8 @@ def _handle(halves: Halves, half: Half, kind: AttachmentKind, item: Any, note: b
         return halves.refs.arrived(half, note)
     if kind != expected:
         raise ValueError(f"it is a {expected.name.lower()}, not a {kind.name.lower()}")
-    name = f"{getattr(item, '__name__', item)}#{half.id}"
     window = WINDOW if sends else max(WINDOW, halves.core.config.mailbox)
-    channel = make_core(item, 1 if oneshot else window, name, opener=halves.context)
+    channel = make_core(item, 1 if oneshot else window, half.id, opener=halves.context)
     (channel.receiver if sends else channel.sender).away = 1
     halves.bind(channel, half)
     if oneshot:
@@ -761,7 +760,7 @@ class Inbound(HalfActor):
                 if arrival is None:
                     if not half.mailbox:
                         break
-                    if not channel.takers and channel.consumer is None:
+                    if channel.taker is None and channel.consumer is None:
                         queue = channel.open_queue()
                         halves.received += self._fill(queue, channel.limit - len(queue))
                     arrival = self._take()

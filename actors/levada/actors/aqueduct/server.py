@@ -6,6 +6,7 @@ import inspect
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import AbstractAsyncContextManager
+from contextvars import Context, copy_context
 from functools import partial
 from typing import Any, ClassVar, TypeAlias
 
@@ -16,7 +17,7 @@ from levada.actors.authentication import FAILED, Refused
 from levada.actors.listening import Acceptor, ListenerHandle
 from levada.actors.multiplexed import accepting
 from levada.actors.stream_carriers import url_of
-from levada.framework import Actor, Identity, OneshotSender, Reason, Receiver, Ref, Sender
+from levada.framework import Actor, Identity, OneshotSender, Reason, Receiver, Ref, RemotePeer, Sender
 from levada.framework.embedding import ChannelCore, Outcome, UntracedMessage, act_for, let_others_run
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.text import printable
@@ -52,6 +53,10 @@ def check_handler(handler: Handler) -> None:
         raise ConfigurationError(f"the handler is {handler!r}, wanted an actor class, a Ref or an async function")
 
 
+_CALL = f"{__name__}.Calls._call"
+"""Name of each handler's task: trio would make the same text for each, and keep it."""
+
+
 @attrs.define(eq=False)
 class Calls:
     """Calls an async function for each message of a channel, several at a time."""
@@ -61,21 +66,30 @@ class Calls:
     _connection: ServerConnection
     _tasks: trio.Nursery
     _running: int = attrs.field(default=0, init=False)
+    _peer: RemotePeer | None = attrs.field(init=False)
+    _context: Context = attrs.field(factory=copy_context, init=False)
+    """Each handler begins with a copy of this, in which `current_peer` is `_peer`: not with what another handler has set."""
+
+    def __attrs_post_init__(self) -> None:
+        self._peer = self._connection.halves.remote
+        self._context.run(act_for, self._peer)
 
     def pump(self) -> None:
         """Call the function for queued messages, up to `PeerConfig.max_handlers` at a time."""
-        channel = self._channel
+        channel, peer = self._channel, self._connection.halves.remote
+        if peer is not self._peer:
+            self._peer = peer
+            self._context.run(act_for, peer)
         while channel.queue and self._running < self._connection.config.max_handlers:
             self._running += 1
             arrival = channel.take()
             channel.settle(arrival, outcome=Outcome.PROCESSED)  # a running handler takes no room in the window
-            self._tasks.start_soon(self._call, arrival)
+            self._context.run(partial(self._tasks.start_soon, self._call, arrival, name=_CALL))
         if channel.pending is not None and not channel.queue and not self._running:
             channel.end_pending()
 
     async def _call(self, arrival: Arrival) -> None:
         path, halves = self._connection.who, self._connection.halves
-        act_for(halves.remote)
         try:
             try:
                 if arrival.large:

@@ -111,7 +111,7 @@ class PayloadChannel(ChannelCore):
         """Hand over a payload; if a task waits for it, it is taken at once. `settled` is called when it is taken or dropped."""
         if self._convert is not None or settled is not None:
             entry = Arrived(entry, self._convert, settled)
-        if self.takers:
+        if self.taker is not None:
             self.give(entry)
             self._count()
         else:

@@ -502,7 +502,7 @@ class Answer(_Producing):
         inbound, self.inbound = self.inbound, None
         told = False
         if inbound is not None:
-            told = bool(inbound.takers) and event.by is not FailedBy.CONNECTION
+            told = inbound.taker is not None and event.by is not FailedBy.CONNECTION
             inbound.fail(stream_failed(event))
         if told:
             self.leave()

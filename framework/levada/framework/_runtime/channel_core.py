@@ -125,7 +125,7 @@ async def let_others_run(seconds: float) -> None:
 class Half:
     """The state of one half, and the callbacks for its end."""
 
-    __slots__ = ("_errors", "away", "cause", "detail", "state", "watchers")
+    __slots__ = ("_errors", "away", "cause", "detail", "state", "watcher", "watchers")
 
     def __init__(self) -> None:
         self._errors: weakref.WeakSet[ChannelError] | None = None
@@ -135,7 +135,10 @@ class Half:
         """Handles of this half that are in another system."""
         self.detail = ""
         self.cause: BaseException | None = None
+        self.watcher: Callable[[], None] | None = None
+        """The callback that came first. Mostly it is the only one: a dict for one takes 240 bytes."""
         self.watchers: dict[object, Callable[[], None]] | None = None
+        """Those behind it."""
 
     def error(self, name: str) -> ChannelError:
         """Make the error for the state: a new one each time, since an exception that is raised again collects tracebacks."""
@@ -165,6 +168,9 @@ class Half:
         if self.state is not OPEN:
             callback()
             return lambda: None
+        if self.watcher is None and not self.watchers:
+            self.watcher = callback
+            return self._remover(callback)
         watchers = self.watchers = self.watchers or {}
         key = object()
         watchers[key] = callback
@@ -174,13 +180,26 @@ class Half:
 
         return remove
 
+    def _remover(self, first: Callable[[], None] | None) -> Callable[[], None]:
+        def remove() -> None:
+            nonlocal first
+            if first is not None and self.watcher is first:
+                self.watcher = None
+            first = None  # the same callback may be there again
+
+        return remove
+
     def call_watchers(self) -> None:
-        """Call each callback once, since there are some. The state must be set before."""
-        watchers = self.watchers or {}
-        for key in list(watchers):
-            callback = watchers.pop(key, None)  # one callback may have removed another
-            if callback is not None:
-                callback()
+        """Call each callback once. The state must be set before."""
+        first, self.watcher = self.watcher, None
+        if first is not None:
+            first()
+        if self.watchers:
+            watchers = self.watchers
+            for key in list(watchers):
+                callback = watchers.pop(key, None)  # one callback may have removed another
+                if callback is not None:
+                    callback()
 
 
 class Outcome(enum.Enum):
@@ -304,6 +323,20 @@ class _OfferWaiter:
         """Do nothing, since the network watches the half."""
 
 
+class _Leaving:
+    """What trio calls when a task that waits for a message is cancelled. A function inside `stand_to_take` would take 200 bytes more."""
+
+    __slots__ = ("core", "task")
+
+    def __init__(self, core: ChannelCore, task: Task) -> None:
+        self.core = core
+        self.task = task
+
+    def __call__(self, _: object) -> Abort:
+        self.core.leave(self.task)
+        return Abort.SUCCEEDED
+
+
 _NO_TASKS: OrderedDict[Any, None] = OrderedDict()
 """The line of a channel for which no task has waited yet; it stays empty. A line takes 130 bytes."""
 
@@ -314,10 +347,10 @@ class ChannelCore:
     # Not generic: its users are, and the queue holds both messages and envelopes.
     __slots__ = (
         "_name", "abandoned", "consumer", "enveloped", "item_type", "limit", "mode", "pending", "prepare", "producers",
-        "putters", "queue", "receiver", "rest", "sender", "takers", "thread", "token", "undelivered", "used", "window",
+        "putters", "queue", "receiver", "rest", "sender", "taker", "takers", "thread", "token", "undelivered", "used", "window",
     )  # fmt: skip
 
-    def __init__(self, item_type: Any, window: int, name: str | None) -> None:
+    def __init__(self, item_type: Any, window: int, name: str | int | None) -> None:
         self._name = name
         self.item_type = item_type
         self.mode = Mode.ORDERED
@@ -330,7 +363,10 @@ class ChannelCore:
         self.queue: deque[Any] = deque()
         # Not plain dicts, which step over all deleted keys to find the first one.
         self.putters: OrderedDict[_SendWaiter | _OfferWaiter, None] = _NO_TASKS
+        self.taker: Task | None = None
+        """The task that has waited longest for a message."""
         self.takers: OrderedDict[Task, None] = _NO_TASKS
+        """The tasks behind it. Mostly there is none: a line for one task takes 380 bytes."""
         self.consumer: Callable[[], None] | None = None
         self.prepare: Callable[[Any], Any] | None = None
         """Turns a message into the entry queued for the consumer; may raise, to the sender."""
@@ -354,8 +390,12 @@ class ChannelCore:
 
     @property
     def name(self) -> str:
-        """The given name, or the type of the messages; for logs and errors."""
-        return self._name or getattr(self.item_type, "__name__", None) or str(self.item_type)
+        """The given name, or the type of the messages, with the given number; for logs and errors."""
+        name = self._name
+        if isinstance(name, str) and name:
+            return name
+        kind = getattr(self.item_type, "__name__", None) or str(self.item_type)
+        return kind if not isinstance(name, int) else f"{kind}#{name}"
 
     def bind_thread(self) -> None:
         """Bind a channel without a thread to this thread, since a task here is about to wait on it."""
@@ -376,10 +416,10 @@ class ChannelCore:
         """Put a message if there is room; return whether there was. The caller has checked that its handle may send."""
         self.used = True
         if len(self.queue) < self.limit:
-            if self.takers or self.consumer is not None:
+            if self.taker is not None or self.consumer is not None:
                 if get_ident() != self.thread:  # saves the call: 50 ns of 1,000
                     self.check_thread()
-                if self.prepare is None or self.takers:
+                if self.prepare is None or self.taker is not None:
                     self.put(entry)
                 elif (entry := self.prepare(entry)) is not None:  # as put(), without the call
                     self.append(entry)
@@ -413,7 +453,7 @@ class ChannelCore:
 
     def put(self, entry: Any) -> None:
         """Give a message to the task that has waited longest, or queue it. There must be room. If `prepare` raises, it was not put."""
-        if self.takers:
+        if self.taker is not None:
             self.give(entry)
         else:
             if self.prepare is not None:
@@ -426,9 +466,23 @@ class ChannelCore:
 
     def give(self, entry: Any) -> None:
         """Give a message to the task that has waited longest."""
-        reschedule(self.takers.popitem(last=False)[0], Value(entry))
-        if not self.takers:
+        assert self.taker is not None
+        reschedule(self.taker, Value(entry))
+        self._next_taker()
+
+    def _next_taker(self) -> None:
+        if self.takers:
+            self.taker = self.takers.popitem(last=False)[0]
+        else:
+            self.taker = None
             self.queue = deque()
+
+    def leave(self, task: Task) -> None:
+        """Wait no longer for a message."""
+        if task is self.taker:
+            self._next_taker()
+        else:
+            del self.takers[task]
 
     def track(self, message: object) -> Tracked:
         """Put a message that wants a receipt into its envelope."""
@@ -505,22 +559,26 @@ class ChannelCore:
             return entry
         return self._open(entry) if entry.large else entry.open()
 
-    async def wait_to_take(self) -> Any:
-        """Wait for a message; return `ENDED` if the channel ends first."""
+    def stand_to_take(self) -> Callable[[object], Abort]:
+        """Put this task in the line for messages.
+
+        Returns:
+            what `wait_task_rescheduled` is to be called with; `came` wants its result. So the two that wait need no coroutine of this class
+            between them and trio's: 240 bytes, and 0.2 µs.
+        """
         self.bind_thread()
         self.queue = _NO_QUEUE
-        if self.takers is _NO_TASKS:
-            self.takers = OrderedDict()
         task = current_task()
-        self.takers[task] = None
+        if self.taker is None:
+            self.taker = task
+        else:
+            if self.takers is _NO_TASKS:
+                self.takers = OrderedDict()
+            self.takers[task] = None
+        return _Leaving(self, task)
 
-        def abort(_: object) -> Abort:
-            del self.takers[task]
-            if not self.takers:
-                self.queue = deque()
-            return Abort.SUCCEEDED
-
-        entry = await wait_task_rescheduled(abort)
+    def came(self, entry: Any) -> Any:
+        """Open what a task in the line was given; `ENDED` if the channel has ended."""
         self.rest = None  # others have run
         if self.enveloped and isinstance(entry, Envelope):
             entry.settle(PROCESSED)
@@ -552,7 +610,7 @@ class ChannelCore:
         """
         self.bind_thread()
         self.consumer, self.prepare = consumer, prepare
-        if self.takers:
+        if self.taker is not None:
             self._dismiss_takers()
         if self.queue or self.pending is not None:
             consumer()
@@ -612,11 +670,10 @@ class ChannelCore:
         else:
             self.receiver.state, self.receiver.detail, self.receiver.cause = state, detail, cause
             self.consumer = self.prepare = None  # they refer to this channel, and no message comes any more
-            if self.takers:
+            if self.taker is not None:
                 self._dismiss_takers()
-        if self.sender.watchers:
-            self.sender.call_watchers()
-        if self.receiver.state is not OPEN and self.receiver.watchers:
+        self.sender.call_watchers()
+        if self.receiver.state is not OPEN:
             self.receiver.call_watchers()
 
     def end_pending(self) -> None:
@@ -643,7 +700,7 @@ class ChannelCore:
             self.putters.popitem(last=False)[0].admit(self)
 
     def _dismiss_takers(self) -> None:
-        while self.takers:
+        while self.taker is not None:
             self.give(ENDED)
 
     def _dropped(self, entry: Any, outcome: Outcome = NOT_PROCESSED) -> None:

@@ -104,7 +104,7 @@ class TracedChannel(ChannelCore):
 
     __slots__ = ("opener", "sent")
 
-    def __init__(self, item_type: Any, window: int, name: str | None, opener: object) -> None:
+    def __init__(self, item_type: Any, window: int, name: str | int | None, opener: object) -> None:
         super().__init__(item_type, window, name)
         self.opener = opener
         """The context of the code that opened the channel."""
@@ -143,7 +143,7 @@ _AS_MEANT = (TerminalState.FINISHED, TerminalState.CANCELLED, TerminalState.RECE
 """Ends that one of the two users asked for."""
 
 
-def make_core(item_type: Any, window: int, name: str | None, *, opener: object = None) -> ChannelCore:
+def make_core(item_type: Any, window: int, name: str | int | None, *, opener: object = None) -> ChannelCore:
     """Make the core of a channel, traced if the surrounding system is.
 
     Args:

@@ -22,6 +22,8 @@ __all__ = ["NO_BYTES", "AqueductStream", "DatagramData", "StreamDone", "StreamOu
 
 NO_BYTES: Any = b""
 """The buffer of a stream of which everything was read, which is nearly always so."""
+_NO_CHUNKS: list[bytes] = []
+"""Shared by all streams that have nothing to write; nothing is put into it. A list of its own takes 56 bytes."""
 URGENT, USUAL = 64, 128
 """Priorities of control streams and of message streams."""
 
@@ -86,7 +88,8 @@ class AqueductStream:
         """The sender whose messages are written here."""
         self.kept = False
         """Whether a sender may still reset it, or needs to know of a stop, though everything was written."""
-        self.chunks: list[bytes] = []
+        self.chunks = _NO_CHUNKS
+        """Queued bytes; a list of its own only while the stream is marked."""
         self.dirty = False
         self.fin = False
         self.given_up = False
@@ -100,10 +103,10 @@ class AqueductStream:
         """Queue bytes, the last ones if `fin`. After the end this does nothing: callers need not check whether the peer stopped the stream."""
         if self.fin or self.given_up:
             return
-        self.chunks.append(data)
-        self.fin = fin
         if not self.dirty:
             self.mark()
+        self.chunks.append(data)
+        self.fin = fin
 
     def finish(self) -> None:
         """End this side's direction after the queued bytes. A second call does nothing."""
@@ -115,6 +118,8 @@ class AqueductStream:
     def mark(self) -> None:
         """Mark this stream, which is not marked, for the next flush."""
         self.dirty = True
+        if self.chunks is _NO_CHUNKS:
+            self.chunks = []
         self.all.dirty.append(self)
 
     def reset(self, code: int) -> None:
@@ -155,7 +160,7 @@ class AqueductStream:
     def _give_up(self) -> None:
         self.given_up = True
         self.sends = False
-        self.chunks.clear()
+        self.chunks = _NO_CHUNKS
 
 
 class StreamTable:
@@ -197,7 +202,7 @@ class StreamTable:
         """Open a stream whose peer direction begins in `place`; without one it is unidirectional."""
         stream = AqueductStream(self, None, place=place, sends=True)
         if self.prefix:
-            stream.chunks.append(self.prefix)
+            stream.chunks = [self.prefix]
         return stream
 
     def announce(self, data: bytes) -> None:
@@ -218,7 +223,7 @@ class StreamTable:
             if stream.id is None:
                 self._open(stream, out)
             data = b"".join(stream.chunks)
-            stream.chunks.clear()
+            stream.chunks = _NO_CHUNKS
             if stream.early is not None:
                 stream.early += data
             assert stream.id is not None
@@ -252,7 +257,7 @@ class StreamTable:
             self.commands.append(StreamDone(stream.id))
             stream.id = None
             if not stream.given_up:
-                stream.chunks.insert(0, bytes(stream.early))
+                stream.chunks = [bytes(stream.early), *stream.chunks]
                 stream.sends = True
                 if not stream.dirty:
                     stream.mark()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from types import TracebackType
 from typing import NoReturn
 
@@ -118,13 +119,13 @@ class MemoryStream(trio.abc.AsyncResource):
         """Whether the peer gave up sending, so that there is nothing to take: see `Stream.was_reset`."""
         return self._in is not None and not self._in.arrived and isinstance(self._in.receive_error, StreamWasReset)
 
-    def on_readable(self, tell: Callable[[], None]) -> None:
-        """Call `tell` when there is something to take: see `Stream.on_readable`."""
+    def on_readable(self, tell: Callable[[int], None]) -> None:
+        """Call ``tell(stream_id)`` when there is something to take: see `Stream.on_readable`."""
         pipe = self._in or self._cannot_receive()
         if not (pipe.ended or pipe.receive_error is not None):
-            pipe.tell_readable = tell
+            pipe.tell_readable = partial(tell, self.stream_id)
         if pipe.arrived or pipe.ended or pipe.receive_error is not None:
-            tell()
+            tell(self.stream_id)
 
     async def send_eof(self) -> None:
         """End sending: see `ByteStream.send_eof`."""
@@ -179,13 +180,13 @@ class MemoryStream(trio.abc.AsyncResource):
         self._raise_if_lost(pipe)
         return pipe.send_error.code if isinstance(pipe.send_error, StreamWasStopped) else None
 
-    def on_stopped(self, tell: Callable[[int], None]) -> None:
-        """Call `tell` when the peer stops this side's sending: see `Stream.on_stopped`."""
+    def on_stopped(self, tell: Callable[[int, int], None]) -> None:
+        """Call ``tell(stream_id, code)`` when the peer stops this side's sending: see `Stream.on_stopped`."""
         pipe = self._out or self._cannot_send()
         if pipe.send_error is None and not pipe.delivered:
-            pipe.tell_stopped = tell
+            pipe.tell_stopped = partial(tell, self.stream_id)
         elif isinstance(pipe.send_error, StreamWasStopped):
-            tell(pipe.send_error.code)
+            tell(self.stream_id, pipe.send_error.code)
 
     async def acked(self) -> bool:
         """Wait until the peer has everything, including the end: see `Stream.acked`."""

@@ -31,6 +31,10 @@ _SMALL = 512
 """Pieces of fewer bytes are joined as they arrive: a separate object for two bytes would take sixty."""
 
 
+_NO_CHUNKS: list[bytes | bytearray] = []
+"""Shared by all streams of which everything was read; nothing is put into it. A list of its own takes 56 bytes."""
+
+
 C = TypeVar("C", bound="StreamConnection[Any]")
 
 
@@ -52,7 +56,7 @@ class ConnectionStream(trio.abc.AsyncResource, Generic[C]):
         """The stream's number on the wire."""
         self._connection = connection
         self._priority = priority
-        self._chunks: list[bytes | bytearray] = []
+        self._chunks = _NO_CHUNKS
         self._buffered = 0
         self._received = 0
         self._written = 0
@@ -67,8 +71,8 @@ class ConnectionStream(trio.abc.AsyncResource, Generic[C]):
         self._receive_error: CarrierError | None = None
         self._send_error: CarrierError | None = None
         self._stop_code: int | None = None
-        self._tell_readable: Callable[[], None] | None = None
-        self._tell_stopped: Callable[[int], None] | None = None
+        self._tell_readable: Callable[[int], None] | None = None
+        self._tell_stopped: Callable[[int, int], None] | None = None
         self._reader: trio.lowlevel.Task | None = None
         self._writer: trio.lowlevel.Task | None = None
         self._news: trio.Event | None = None  # set when the state of sending changes
@@ -215,12 +219,12 @@ class ConnectionStream(trio.abc.AsyncResource, Generic[C]):
             await self._wait_for_news(end=True)
         return self._stop_code
 
-    def on_stopped(self, tell: Callable[[int], None]) -> None:
-        """Call `tell` with the code when the peer stops this side's sending; `Stream.on_stopped` says more."""
+    def on_stopped(self, tell: Callable[[int, int], None]) -> None:
+        """Call ``tell(stream_id, code)`` when the peer stops this side's sending; `Stream.on_stopped` says more."""
         if not self._can_send:
             raise LocalProtocolError(f"stream {self.stream_id} is only received on")
         if isinstance(self._send_error, StreamWasStopped):
-            tell(self._send_error.code)
+            tell(self.stream_id, self._send_error.code)
         elif self._send_error is None and not self._settled and not self._connection.closed:
             self._tell_stopped = tell
 
@@ -294,20 +298,20 @@ class ConnectionStream(trio.abc.AsyncResource, Generic[C]):
         """Whether the peer gave up sending, so that there is nothing to take; `Stream.was_reset` says more."""
         return not self._chunks and isinstance(self._receive_error, StreamWasReset)
 
-    def on_readable(self, tell: Callable[[], None]) -> None:
-        """Call `tell` when there is something to take; `Stream.on_readable` says more."""
+    def on_readable(self, tell: Callable[[int], None]) -> None:
+        """Call ``tell(stream_id)`` when there is something to take; `Stream.on_readable` says more."""
         if not self._can_receive:
             raise LocalProtocolError(f"stream {self.stream_id} is only sent on")
         over = self._end or self._receive_error is not None or self._connection.closed
         self._tell_readable = None if over else tell
         if over or self._chunks:
-            tell()
+            tell(self.stream_id)
 
     def _take_some(self, max_bytes: int | None) -> bytes:
         chunks = self._chunks
         if max_bytes is None or self._buffered <= max_bytes:
             data = b"".join(chunks) if len(chunks) > 1 else bytes(chunks[0])  # `bytes` of a bytes object copies nothing
-            chunks.clear()
+            self._chunks = _NO_CHUNKS
         else:
             data = self._take(max_bytes)
         self._buffered -= len(data)
@@ -374,7 +378,9 @@ class ConnectionStream(trio.abc.AsyncResource, Generic[C]):
                 self._connection.consumed(self.stream_id, len(data))
         elif data:
             chunks = self._chunks
-            if not chunks or len(data) >= _SMALL:
+            if not chunks:
+                self._chunks = [data]
+            elif len(data) >= _SMALL:
                 chunks.append(data)
             elif type(chunks[-1]) is bytearray:
                 chunks[-1] += data
@@ -416,7 +422,7 @@ class ConnectionStream(trio.abc.AsyncResource, Generic[C]):
                 self._send_error = StreamWasStopped(f"the peer stopped stream {self.stream_id} with code {code}", code)
                 tell, self._tell_stopped = self._tell_stopped, None
                 if tell is not None:
-                    tell(code)
+                    tell(self.stream_id, code)
         self.wake_sending()
 
     def sending_settled(self) -> None:
@@ -483,7 +489,7 @@ class ConnectionStream(trio.abc.AsyncResource, Generic[C]):
         await self._news.wait()
 
     def _drop(self) -> None:
-        self._chunks.clear()
+        self._chunks = _NO_CHUNKS
         self._buffered = 0
 
     def _drop_with_credit(self) -> None:
@@ -497,7 +503,7 @@ class ConnectionStream(trio.abc.AsyncResource, Generic[C]):
             self._reader = None
             trio.lowlevel.reschedule(task)
         if self._tell_readable is not None:
-            self._tell_readable()
+            self._tell_readable(self.stream_id)
 
     def _receiving_is_over(self) -> None:
         """Wake the reader for the last time, and release the callback: if it refers to the stream, only the garbage collector could free both."""

@@ -309,8 +309,8 @@ class Stream(ByteStream, Protocol):
         """Wait until the peer stops this side's sending, and return its code; ``None`` once everything is acknowledged, or reset here."""
         ...
 
-    def on_stopped(self, tell: Callable[[int], None]) -> None:
-        """Call `tell` with the code when the peer stops this side's sending, as `stopped` without a waiting task.
+    def on_stopped(self, tell: Callable[[int, int], None]) -> None:
+        """Call ``tell(stream_id, code)`` when the peer stops this side's sending, as `stopped` without a waiting task.
 
         It is called at most once: at once if the peer has stopped it already, and never if everything was acknowledged first, if sending
         was given up here, or if the connection ends.  It runs in the carrier's task, so it must be short and must not raise.
@@ -351,8 +351,8 @@ class Stream(ByteStream, Protocol):
         """Whether the next call that takes bytes will raise `StreamWasReset`. Asking does not change the peer's window."""
         ...
 
-    def on_readable(self, tell: Callable[[], None]) -> None:
-        """Call `tell` when there is something to take (bytes, the end, an error), as `receive_some` without a waiting task.
+    def on_readable(self, tell: Callable[[int], None]) -> None:
+        """Call ``tell(stream_id)`` when there is something to take (bytes, the end, an error), as `receive_some` without a waiting task.
 
         It is called at once if there is something already, and is sometimes called when there is nothing.  It runs in the carrier's task,
         so it must be short and must not raise, and must not itself call `receive_nowait`.  Another call replaces it.  The stream releases it

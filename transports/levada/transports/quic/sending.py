@@ -302,7 +302,7 @@ class ShortSender:
         buf.push_uint16(length | 0x4000)
         buf.push_bytes(frame.data)
         engine._remote_max_data_used += sender.highest_offset - highest
-        if not len(sender._pending) and not sender._pending_eof:
+        if sender.next_offset == sender._buffer_stop and not sender._pending_eof:
             sender.buffer_is_empty = True
             return True
         return False

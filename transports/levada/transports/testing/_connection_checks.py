@@ -229,8 +229,8 @@ async def send_nowait_queues_and_finishes(traits: CarrierTraits, a: Connection, 
 @check
 async def tells_when_there_is_something_to_take(traits: CarrierTraits, a: Connection, b: Connection) -> None:
     x, y = await pair_on(traits, a, b)
-    told: list[None] = []
-    y.on_readable(lambda: told.append(None))
+    told: list[int] = []
+    y.on_readable(told.append)
     await traits.settle()
     assert told == [], "there is nothing to take"
     assert y.receive_nowait() is None
@@ -242,16 +242,16 @@ async def tells_when_there_is_something_to_take(traits: CarrierTraits, a: Connec
         got += part
     if part is None:  # the end may come by itself
         told.clear()
-        y.on_readable(lambda: told.append(None))
+        y.on_readable(told.append)
         await until(traits, lambda: bool(told))
     assert y.at_end
     assert (got, y.receive_nowait()) == (b"octets", b"")
     told.clear()
-    y.on_readable(lambda: told.append(None))
-    assert told == [None], "the end is there already"
+    y.on_readable(told.append)
+    assert told == [y.stream_id], "the end is there already"
 
     x, y = await pair_on(traits, a, b, unidirectional=True)
-    y.on_readable(lambda: told.append(None))
+    y.on_readable(told.append)
     assert not y.was_reset
     x.reset(4)
     await until(traits, lambda: len(told) > 1)
@@ -260,7 +260,7 @@ async def tells_when_there_is_something_to_take(traits: CarrierTraits, a: Connec
     for call, error in (
         (y.receive_nowait, StreamWasReset),
         (x.receive_nowait, LocalProtocolError),
-        (lambda: x.on_readable(told.clear), LocalProtocolError),
+        (lambda: x.on_readable(told.append), LocalProtocolError),
     ):
         try:
             call()
@@ -332,7 +332,7 @@ async def stop_of_an_idle_stream_is_noticed_without_writing(
     x, y = await pair_on(traits, a, b, unidirectional=True)
     await _notice_stop(traits, x, y)
     try:
-        y.on_stopped(lambda _: None)
+        y.on_stopped(lambda *_: None)
     except LocalProtocolError:
         return
     raise AssertionError("the end that only receives was told that it may be stopped")
@@ -340,15 +340,16 @@ async def stop_of_an_idle_stream_is_noticed_without_writing(
 
 async def _notice_stop(traits: CarrierTraits, x: Stream, y: Stream) -> None:
     got: list[object] = []
-    x.on_stopped(got.append)
+    x.on_stopped(lambda stream_id, code: got.append((stream_id, code)))
     async with trio.open_nursery() as nursery:
         nursery.start_soon(outcome_of, x.stopped, got)
         await traits.settle()
         assert got == [], "it has not been stopped yet"
         y.stop(11)
     await until(traits, lambda: len(got) == 2)
-    x.on_stopped(lambda code: got.append(-code))
-    assert got == [11, 11, -11]
+    x.on_stopped(lambda _, code: got.append(-code))
+    assert sorted(got[:2], key=str) == [(x.stream_id, 11), 11]
+    assert got[2:] == [-11]
     await expect(StreamWasStopped, lambda: x.send_all(b"x"))
 
 
@@ -369,9 +370,9 @@ async def stream_credit_is_what_may_be_opened(traits: CarrierTraits, a: Connecti
 async def stop_that_comes_too_late_is_not_told(traits: CarrierTraits, a: Connection, b: Connection) -> None:
     x, y = await pair_on(traits, a, b)
     z, _ = await pair_on(traits, a, b)
-    got: list[int] = []
-    x.on_stopped(got.append)
-    z.on_stopped(got.append)
+    got: list[tuple[int, int]] = []
+    x.on_stopped(lambda *told: got.append(told))
+    z.on_stopped(lambda *told: got.append(told))
     await x.send_eof()
     assert await read_to_end(y) == b""
     assert await x.acked()

@@ -120,7 +120,7 @@ class _Told:
     def __init__(self, references: list[weakref.ref[_Told]]) -> None:
         references.append(weakref.ref(self))
 
-    def __call__(self, code: int = 0) -> None:
+    def __call__(self, stream_id: int = 0, code: int = 0) -> None:
         """Take the news."""
 
 
