@@ -480,7 +480,8 @@ class QuicConnection(StreamConnection[QuicStream]):
                 if not waiting.unacked:
                     waiting.wake_sending()
         for unidirectional in (False, True):
-            self._credit_came(engine.stream_credit(unidirectional=unidirectional), unidirectional=unidirectional)
+            if self._opening[unidirectional]:
+                self._credit_came(engine.stream_credit(unidirectional=unidirectional), unidirectional=unidirectional)
         if self._datagram_writers and engine.datagrams_queued < self._config.datagram_queue:
             self._datagram_writers.unpark_all()
         if self._drained is not None and not self._undelivered():
