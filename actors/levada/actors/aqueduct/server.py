@@ -84,7 +84,7 @@ class Calls:
             self._running += 1
             arrival = channel.take()
             channel.settle(arrival, outcome=Outcome.PROCESSED)  # a running handler takes no room in the window
-            self._context.run(partial(self._tasks.start_soon, self._call, arrival, name=_CALL))
+            self._context.run(partial(self._tasks.start_soon, partial(self._call, arrival), name=_CALL))
         if channel.pending is not None and not channel.queue and not self._running:
             channel.end_pending()
 

@@ -56,7 +56,7 @@ class ConnectionStream(trio.abc.AsyncResource, Generic[C]):
         """The stream's number on the wire."""
         self._connection = connection
         self._priority = priority
-        self._chunks = _NO_CHUNKS
+        self._chunks: list[bytes | bytearray] = _NO_CHUNKS
         self._buffered = 0
         self._received = 0
         self._written = 0
