@@ -28,7 +28,7 @@ __all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure"
 LIMITS = {
     "rsocket": (76, 13),
     "aqueduct": (63, 13),
-    "aqueduct-sender": (594, 37),
+    "aqueduct-sender": (592, 37),
     "maop": (258, 24),
     "durable": (113, 19),
     "spark": (292, 34),

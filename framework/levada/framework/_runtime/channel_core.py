@@ -169,23 +169,22 @@ class Half:
             callback()
             return lambda: None
         if self.watcher is None and not self.watchers:
+            first: Callable[[], None] | None = callback
             self.watcher = callback
-            return self._remover(callback)
+
+            def remove_first() -> None:
+                nonlocal first
+                if first is not None and self.watcher is first:
+                    self.watcher = None
+                first = None  # the same callback may be there again
+
+            return remove_first
         watchers = self.watchers = self.watchers or {}
         key = object()
         watchers[key] = callback
 
         def remove() -> None:
             watchers.pop(key, None)
-
-        return remove
-
-    def _remover(self, first: Callable[[], None] | None) -> Callable[[], None]:
-        def remove() -> None:
-            nonlocal first
-            if first is not None and self.watcher is first:
-                self.watcher = None
-            first = None  # the same callback may be there again
 
         return remove
 
@@ -323,14 +322,12 @@ class _OfferWaiter:
         """Do nothing, since the network watches the half."""
 
 
+@attrs.define(eq=False, weakref_slot=False)
 class _Leaving:
     """What trio calls when a task that waits for a message is cancelled. A function inside `stand_to_take` would take 200 bytes more."""
 
-    __slots__ = ("core", "task")
-
-    def __init__(self, core: ChannelCore, task: Task) -> None:
-        self.core = core
-        self.task = task
+    core: ChannelCore
+    task: Task
 
     def __call__(self, _: object) -> Abort:
         self.core.leave(self.task)
@@ -468,7 +465,11 @@ class ChannelCore:
         """Give a message to the task that has waited longest."""
         assert self.taker is not None
         reschedule(self.taker, Value(entry))
-        self._next_taker()
+        if self.takers:
+            self._next_taker()
+        else:  # as `_next_taker`, without the call
+            self.taker = None
+            self.queue = deque()
 
     def _next_taker(self) -> None:
         if self.takers:
@@ -672,9 +673,9 @@ class ChannelCore:
             self.consumer = self.prepare = None  # they refer to this channel, and no message comes any more
             if self.taker is not None:
                 self._dismiss_takers()
-        self.sender.call_watchers()
-        if self.receiver.state is not OPEN:
-            self.receiver.call_watchers()
+        for half in (self.sender, self.receiver):
+            if half.state is not OPEN and (half.watcher is not None or half.watchers):
+                half.call_watchers()
 
     def end_pending(self) -> None:
         """End as `pending` says, once the queue is empty. A consumer calls this when everything is settled."""
