@@ -38,6 +38,8 @@ WINDOW = 256
 """Commands under way."""
 EVENTS = 10_000
 """Of the entity that is replayed."""
+EACH = 100
+"""Events of each entity that is woken among others."""
 TIMES = 5
 """How often that and its base are done; the best counts, because the first time finds everything cold."""
 MOST = 10_000
@@ -222,6 +224,29 @@ def replay(n: int) -> float:
     return trio.run(main)
 
 
+def scattered(n: int) -> float:
+    """Wake all entities of a log where the events of each lie between the events of others."""
+
+    async def main() -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            names = [f"box-{number}" for number in range(max(1, n // EACH))]
+            async with ActorSystem(ask_timeout=600.0) as system:
+                boxes = await shards(system, Box, events=WasPut, journal=folder, shards=1)
+                await under_way(
+                    EACH * len(names), lambda number: boxes[names[number % len(names)]].ask(Put(number, b"x" * 200))
+                )
+            async with ActorSystem(ask_timeout=600.0) as system:
+                boxes = await shards(system, Box, events=WasPut, journal=folder, shards=1)
+                await boxes["another"].ask(Count())
+
+                async def wake(number: int) -> None:
+                    assert await boxes[names[number]].ask(Count()) == EACH
+
+                return await under_way(len(names), wake) / EACH
+
+    return trio.run(main)
+
+
 def decode_and_apply(n: int) -> float:
     """Turn 10,000 rows in columns into events and apply each."""
     columns = columns_of(WasPut)
@@ -314,6 +339,13 @@ WORKLOADS = (
         budget=2,
     ),
     Workload(
+        key="scattered",
+        title="waking, 100 scattered events, each, CPU time",
+        n=100_000,
+        base=None,
+        budget=15_000,
+    ),
+    Workload(
         key="live",
         title="memory of an entity in memory, of 100,000",
         n=100_000,
@@ -340,6 +372,7 @@ CONTENDER = Contender(
         "append_kept": appends_alone_to_a_keeper,
         "alone": in_boxes(commands_alone, 1),
         "replay": replay,
+        "scattered": scattered,
         "live": partial(memory, live=True),
         "passive": partial(memory, live=False),
     },

@@ -35,6 +35,7 @@ from levada.actors.journal import (  # noqa: E402
     SchemaMismatch,
     Store,
 )
+from levada.actors.journal.kept_blocks import KeptBlocks  # noqa: E402
 from levada.actors.journal.partitions import Partition  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
 from levada.framework.platform import REAL  # noqa: E402
@@ -246,7 +247,9 @@ def test_a_tail_torn_at_any_octet_is_cut_to_the_last_whole_block(
     for length in range(sizes[0], len(whole) + 1):
         path.write_bytes(whole[:length])
         kept = max(size for size in sizes if size <= length)
-        partition = Partition(REAL.files, path.parent, 0, journal=journal, schema=SCHEMA, segment_bytes=1 << 20)
+        partition = Partition(
+            REAL.files, path.parent, 0, journal=journal, schema=SCHEMA, segment_bytes=1 << 20, memory=KeptBlocks()
+        )
         assert partition.find(0) == []
         assert path.read_bytes() == whole[:length]
         caplog.clear()

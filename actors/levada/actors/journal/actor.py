@@ -12,6 +12,7 @@ from __future__ import annotations
 import functools
 import logging
 import os
+from collections import deque
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path, PurePath
@@ -51,6 +52,7 @@ from .questions import (
     EraseEntity,
     FindCommand,
     ForgetGroup,
+    Found,
     GetExtent,
     GetGroups,
     GetJournalStatistics,
@@ -65,7 +67,7 @@ from .questions import (
     Trimmed,
     TrimRows,
 )
-from .reading import command_of, entity_of, rows_of
+from .reading import command_of, entities_of, entity_of, rows_of
 from .store import Store
 from .trim_requests import TrimRequest, TrimRequests
 from .writing import GROUP_BYTES, JournalWriter, Queue
@@ -80,6 +82,8 @@ ROW_BYTES = 256
 """Assumed size of a message before it is in columns."""
 READERS = 4
 """Threads that read at a time."""
+TOGETHER = 16
+"""Entities that one of them reads in a turn, if their rows are few."""
 
 
 @attrs.frozen
@@ -175,6 +179,7 @@ class Journal(
         self._queue = Queue(os.fspath(folder_path(self.directory)), self.max_waiting)
         self._writing = trio.CapacityLimiter(1)
         self._reading = trio.CapacityLimiter(READERS)
+        self._entities = deque[tuple[ReadEntity, Reply[Found]]]()
         self._erasing = trio.Lock()
         self._told, self._told_rows = Told(self._queue.directory), ToldRows()
 
@@ -397,7 +402,10 @@ class Journal(
     @handles
     def read_entity(self, m: ReadEntity) -> None:
         """Read in another thread, and copy the rows for the way."""
-        self._read_soon(lambda: entity_of(self._store, m))
+        reply = self._reply()
+        if reply is not None:
+            self._entities.append((m, reply))
+            self.start_soon(self._read_entities)
 
     @handles
     def erase(self, m: EraseEntity) -> None:
@@ -500,6 +508,29 @@ class Journal(
                         reply.send(await self.system.platform.run_in_thread(function))
         except (JournalError, OSError) as error:
             reply.fail(bare(error))
+
+    async def _read_entities(self) -> None:
+        """Read for entities whose questions wait, several in one turn of a thread: a turn takes 0.1 ms, a tenth of a question."""
+        async with self._reading:
+            some: list[tuple[ReadEntity, Reply[Found]]] = []
+            while self._entities and len(some) < TOGETHER:
+                m, reply = self._entities.popleft()
+                if reply.wanted and reply.has_room:
+                    some.append((m, reply))
+                elif reply.wanted:
+                    self.start_soon(self._read, functools.partial(entity_of, self._store, m), reply)
+            if not some:  # another turn has read for them
+                return
+            questions = [m for m, _ in some]
+            answers = await self.system.platform.run_in_thread(lambda: list(entities_of(self._store, questions)))
+        for (_, reply), answer in zip(some, answers, strict=False):
+            if isinstance(answer, Found):
+                reply.send(answer)
+            else:
+                reply.fail(bare(answer))
+        for left in some[len(answers) :]:
+            self._entities.append(left)
+            self.start_soon(self._read_entities)
 
     @handles
     def extent(self, m: GetExtent) -> Extent:

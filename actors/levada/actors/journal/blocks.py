@@ -22,8 +22,8 @@ from .config import JournalConfig
 from .schema import joined
 
 __all__ = [
-    "BLOCK", "BLOCK_MAGIC", "MORE", "NOTHING", "SUMMED", "Block", "Header", "Message", "Uncertain", "bytes_of", "header_at", "map_file", "missing",
-    "pack", "pack_with_gaps", "padded", "split_erased", "write_all",
+    "BLOCK", "BLOCK_MAGIC", "MORE", "NOTHING", "SUMMED", "Block", "Header", "Message", "Uncertain", "bytes_of", "header_at", "map_file", "measured",
+    "missing", "pack", "pack_with_gaps", "padded", "split_erased", "write_all",
 ]  # fmt: skip
 
 BLOCK = struct.Struct("<4sIIIQQqQ")
@@ -85,6 +85,8 @@ class Block:
     """Columns of the segment; an old segment may have fewer than the journal."""
     time: float
     """When the rows were appended, in seconds since 1970."""
+    _decoded: pa.RecordBatch | None = attrs.field(default=None, repr=False, eq=False)
+    """The rows, if they have been decoded."""
 
     @property
     def end(self) -> int:
@@ -96,8 +98,14 @@ class Block:
         """Whether the rows were erased (`EraseEntity`); only their offsets are left."""
         return not self.data.size
 
+    def decoded(self) -> Block:
+        """Return the block with its rows decoded, once for all calls of `batch`."""
+        return attrs.evolve(self, decoded=self.batch())
+
     def batch(self) -> pa.RecordBatch:
         """Return the rows in the columns they were written with, without copying them; no rows if they were erased."""
+        if self._decoded is not None:
+            return self._decoded
         if self.erased:
             return pa.RecordBatch.from_arrays([pa.array([], field.type) for field in self.schema], schema=self.schema)
         batch = pa.ipc.read_record_batch(self.data, self.schema)
@@ -141,9 +149,15 @@ class Header:
 
 def bytes_of(batch: pa.RecordBatch, limit: int) -> int:
     """Return the size of rows; if it is far below a limit, the size of the buffers that they are in."""
-    # `nbytes` takes 55 µs for a batch of 13 columns, whatever its size; this 2 µs, and a batch of one append is measured four times.
+    # To measure rows takes 5 µs for 13 columns; this 1 µs, and a batch of one append is measured four times.
     whole: int = batch.get_total_buffer_size()
-    return whole if whole < limit >> 4 else int(batch.nbytes)
+    return whole if whole < limit >> 4 else measured(batch)
+
+
+def measured(batch: pa.RecordBatch) -> int:
+    """Return the size of rows: the `nbytes` of the batch, in a fifth of its time."""
+    size: int = batch.to_struct_array().nbytes
+    return size
 
 
 def pack(batches: Iterable[pa.RecordBatch], config: JournalConfig) -> Iterator[Message]:

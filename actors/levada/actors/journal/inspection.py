@@ -23,6 +23,7 @@ from levada.framework.platform import PLATFORM, Platform
 from .columns import Envelope, columns_of
 from .ends import PromisedEnds
 from .errors import JournalDamaged, JournalError, JournalLocked, SchemaMismatch
+from .kept_blocks import KeptBlocks
 from .keys import check_index
 from .ledger import Ledger
 from .log import DATABASES
@@ -213,6 +214,7 @@ def inspect(directory: Path, *, blocks: bool = False) -> Iterator[Inspection]:
                 journal=ledger.journal,
                 schema=columns_of(Envelope).schema,
                 segment_bytes=1,
+                memory=KeptBlocks(),
             )
             for number in range(ledger.partitions)
         ]

@@ -40,7 +40,7 @@ import pyarrow.compute
 from levada.framework.errors import ConfigurationError
 from levada.framework.files import Files
 
-from .blocks import Block, padded, write_all
+from .blocks import Block, measured, padded, write_all
 from .config import Keyed
 from .errors import JournalDamaged, OffsetGone
 from .partitions import Partition
@@ -103,12 +103,12 @@ class _Found:
         """Whether some rows of a block fit, too. They do if there are no rows yet."""
         if not self.batches or self._bytes + self._most + block.data.size <= max_bytes:
             return True
-        # To measure a row takes 26 µs, as long as all else, so many are measured together.
+        # To measure a row takes 5 µs, as long as all else, so many are measured together.
         if rest := self.batches[self._measured :]:
             whole = joined(rest)
             self.batches[self._measured :] = [whole]
-            self._bytes, self._measured, self._most = self._bytes + whole.nbytes, self._measured + 1, 0
-        more: int = sum(batch.nbytes for batch in rows)
+            self._bytes, self._measured, self._most = self._bytes + measured(whole), self._measured + 1, 0
+        more: int = sum(map(measured, rows))
         return self._bytes + more <= max_bytes
 
 

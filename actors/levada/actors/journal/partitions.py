@@ -21,6 +21,7 @@ from levada.framework.files import Files
 from .blocks import Block, Message, Uncertain, pack
 from .config import JournalConfig
 from .errors import JournalDamaged, JournalError, OffsetGone
+from .kept_blocks import KeptBlocks
 from .rewriting import merged, without
 from .segments import Segment, State
 
@@ -60,7 +61,15 @@ class Partition:
     """A sequence of rows with dense offsets. Methods that write belong to one thread; any thread may `read` and call `offset_within`."""
 
     def __init__(
-        self, files: Files, folder: Path, number: int, *, journal: bytes, schema: pa.Schema, segment_bytes: int
+        self,
+        files: Files,
+        folder: Path,
+        number: int,
+        *,
+        journal: bytes,
+        schema: pa.Schema,
+        segment_bytes: int,
+        memory: KeptBlocks,
     ) -> None:
         self._files = files
         self.folder = folder
@@ -74,6 +83,7 @@ class Partition:
         """Offset behind the last row that has been synced."""
         self._journal = journal
         self._segment_bytes = segment_bytes
+        self._memory = memory
         self._published = _Published((), 0, 0, 0.0, 0.0)
         self._losses: dict[int, int] = {}
 
@@ -315,6 +325,7 @@ class Partition:
             return last
         self.segments = (*self.segments[:-1], large)
         self._published = attrs.evolve(self._published, segments=self.segments, size=large.size)
+        self._memory.drop(last)
         last.close()
         self._files.unlink(last.path)
         return large
@@ -342,6 +353,7 @@ class Partition:
         self._published = attrs.evolve(self._published, segments=self.segments, size=size)
         if sealed:
             erased.close()
+        self._memory.drop(segment)
         segment.close()
         self._files.unlink(segment.path)
         self._files.sync_folder(self.folder)
@@ -403,6 +415,7 @@ class Partition:
         # Readers that look it up from now on get `OffsetGone`; a reader that has mapped it keeps it.
         self.segments = tuple(rest)
         self._published = attrs.evolve(self._published, segments=self.segments)
+        self._memory.drop(oldest)
         return oldest.path
 
     def read(self, start: int, end: int, max_bytes: int) -> Iterator[Block]:
@@ -440,7 +453,7 @@ class Partition:
             end = len(places) if following is None else bisect_left(places, following, place)
             try:
                 self._index(segment, places[place], following)
-                for block, here in segment.read_at(places[place:end]):
+                for block, here in segment.read_at(places[place:end], self._memory):
                     yield block, here
                     place += len(here)
             except (FileNotFoundError, JournalDamaged, ValueError) as error:

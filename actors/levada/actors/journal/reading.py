@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from itertools import dropwhile, takewhile
 
 import pyarrow as pa
 
-from .blocks import Block
+from .blocks import Block, bytes_of
 from .errors import JournalError
 from .extent import partition_of
 from .ipc import stream_of
@@ -14,7 +15,10 @@ from .questions import MAX_BLOCK, FindCommand, Found, ReadEntity, ReadRows, Rows
 from .schema import fit, joined, offsets
 from .store import Store
 
-__all__ = ["command_of", "entity_of", "rows_of"]
+__all__ = ["command_of", "entities_of", "entity_of", "rows_of"]
+
+ENOUGH = 1 << 20
+"""Bytes of rows of entities that are read in one turn of a thread, before the last entity."""
 
 
 def rows_of(store: Store, m: ReadRows) -> Rows:
@@ -61,6 +65,21 @@ def entity_of(store: Store, m: ReadEntity) -> Found:
         if batch.num_rows:
             return _found(number, [batch], following, m.stream)
     return _found(number, [], None)
+
+
+def entities_of(store: Store, questions: Sequence[ReadEntity]) -> Iterator[Found | JournalError | OSError]:
+    """Yield the answers to questions, or their errors, in order: one at least, and no more once they have `ENOUGH` bytes."""
+    size = 0
+    for m in questions:
+        try:
+            found = entity_of(store, m)
+        except (JournalError, OSError) as error:
+            yield error
+        else:
+            yield found
+            size += bytes_of(found.data, ENOUGH) if isinstance(found.data, pa.RecordBatch) else len(found.data)
+        if size > ENOUGH:
+            return
 
 
 def _offset_in(store: Store, entity: str | bytes, partition: int, column: str) -> int:

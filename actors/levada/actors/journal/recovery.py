@@ -20,6 +20,7 @@ from .config import JournalConfig
 from .ends import Ends, PromisedEnds
 from .errors import CopyUnfinished, JournalDamaged
 from .headers import MAX_SCHEMA, VERSION
+from .kept_blocks import KeptBlocks
 from .keys import check_keyed
 from .ledger import Ledger, drop_unfinished, ledger_errors
 from .partitions import Loss, Partition
@@ -85,6 +86,8 @@ def recover(
             f"{directory} has {ledger.partitions} partitions, which cannot change to {config.partitions}; give a log of durable actors shards="
         )
     columns = schema if schema is not None else columns_of(Envelope).schema
+    memory = KeptBlocks()
+    resources.callback(memory.clear)
     partitions = [
         Partition(
             files,
@@ -93,6 +96,7 @@ def recover(
             journal=ledger.journal,
             schema=columns,
             segment_bytes=config.segment_size,
+            memory=memory,
         )
         for number in range(config.partitions)
     ]

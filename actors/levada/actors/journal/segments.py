@@ -59,6 +59,7 @@ from .blocks import (
 )
 from .errors import JournalDamaged
 from .headers import FileHeader
+from .kept_blocks import Kept, KeptBlocks
 
 __all__ = ["Segment", "State"]
 
@@ -113,9 +114,12 @@ class Segment:
         """Whether the fields above and the index have been read from the file; false for a sealed segment before its first read."""
         self.blocks = 0
         """Number of blocks; 0 for a sealed segment that has not been read."""
+        self.replaced = False
+        """Whether another file has taken its place, or it is deleted; see `KeptBlocks.drop`."""
         self._offsets: list[int] = []
         self._positions: list[int] = []
         self._checked = (0, 0)  # blocks between these positions have passed their checksum
+        self._checked_alone = set[int]()  # and those at these positions, which `read_at` has looked at
         self._descriptor = -1
 
     @classmethod
@@ -459,6 +463,7 @@ class Segment:
             self._positions.pop()
         low, high = self._checked
         self._checked = (low, min(high, size))
+        self._checked_alone = {at for at in self._checked_alone if at < size}
         if end == self.first:
             self.oldest = self.newest = self.last = 0.0
 
@@ -497,28 +502,54 @@ class Segment:
                 here += header.size
             at += here
 
-    def read_at(self, places: Sequence[int]) -> Iterator[tuple[Block, Sequence[int]]]:
+    def read_at(self, places: Sequence[int], memory: KeptBlocks) -> Iterator[tuple[Block, Sequence[int]]]:
         """Yield the whole blocks that hold some rows, each with the offsets of those rows, and look at no other block. As `read` otherwise.
 
         Args:
             places: offsets of rows of this segment, in order.
+            memory: keeps the blocks, unless the rows follow each other.
         """
-        place, count = 0, len(places)
-        start = at = self._before(places[0])
-        behind = bisect_right(self._offsets, places[-1])
-        stop = min([*self._positions[behind : behind + 1], self.visible])
-        view = map_file(self.files, self.path, start, stop, whole=places[-1] - places[0] + 1 == count)
+        is_run = places[-1] - places[0] + 1 == len(places)
+        kept = None if is_run else memory.of(self)
+        if kept is not None:
+            inside = bisect_left(places, self._end_within(len(kept.view)))
+            yield from self._blocks_of(places[:inside], kept.view, 0, kept, memory)
+            places = places[inside:]
+        if places:
+            start = self._before(places[0])
+            behind = bisect_right(self._offsets, places[-1])
+            stop = min([*self._positions[behind : behind + 1], self.visible])
+            view = map_file(self.files, self.path, start, stop, whole=is_run)
+            yield from self._blocks_of(places, view, start, None, memory)
+
+    def _end_within(self, size: int) -> int:
+        """Return an offset before which all rows are within the first bytes of the file: the end, or not more than `STRIDE` before the last one."""
+        if size >= self.visible:
+            return self.end
+        before = bisect_left(self._positions, size)
+        return self._offsets[before - 1] if before else self.first
+
+    def _blocks_of(
+        self, places: Sequence[int], view: memoryview, start: int, kept: Kept | None, memory: KeptBlocks
+    ) -> Iterator[tuple[Block, Sequence[int]]]:
+        """Yield the blocks of some rows; `start` is the position of `view` in the file."""
+        place, count, at = 0, len(places), start
         while place < count:
             at = max(at, self._before(places[place]))
             at, length, rows, first, stamp = self._find(view, start, at, places[place])
-            data = view[at - start + BLOCK.size : at - start + BLOCK.size + length]
-            if not self._has_checked(at) and (header := header_at(view, at - start, first)) is not None:
-                self.check(header, at, data)
+            block = None if kept is None else kept.blocks.get(at)
+            if block is None:
+                data = view[at - start + BLOCK.size : at - start + BLOCK.size + length]
+                if not self._has_checked(at) and (header := header_at(view, at - start, first)) is not None:
+                    self._require_fit(header, at, data)
+                    self._checked_alone.add(at)
+                block = Block(self.partition, first, rows, 0, pa.py_buffer(data), self.schema, stamp / 1e6)
+                if kept is not None and length:
+                    block = memory.add(kept, at, block)
             following = min(place + rows, count)
             # Rarely in a log of one entity: to search takes a third of the time of all this.
             if places[following - 1] >= first + rows:
                 following = bisect_left(places, first + rows, place, following)
-            block = Block(self.partition, first, rows, 0, pa.py_buffer(data), self.schema, stamp / 1e6)
             yield block, places[place:following]
             place = following
             at += padded(BLOCK.size + length)
@@ -561,16 +592,19 @@ class Segment:
 
     def _has_checked(self, at: int) -> bool:
         low, high = self._checked
-        return low <= at < high
+        return low <= at < high or at in self._checked_alone
 
     def check(self, header: Header, at: int, data: memoryview) -> None:
         """Check the sum of a block at a position, unless that has been done."""
         if self._has_checked(at):
             return
-        if not header.fits(data):
-            raise self._damaged(at, header.first)
+        self._require_fit(header, at, data)
         low, high = self._checked
         self._checked = (low, at + header.size) if at == high else (at, at + header.size)
+
+    def _require_fit(self, header: Header, at: int, data: memoryview) -> None:
+        if not header.fits(data):
+            raise self._damaged(at, header.first)
 
     def offset_within(self, start: int, end: int, max_bytes: int, used: int) -> tuple[int, int]:
         """Find the offset at which `read` would end; return it, and the bytes used by then."""
