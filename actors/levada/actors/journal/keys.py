@@ -396,8 +396,9 @@ class Keys:
         return _File(data)
 
 
-_SLICES = 16
-"""Rows that are cheaper to slice one by one, and to join, than to take together: 3 µs each, against 46 µs and 0.3 µs each."""
+_SLICES = 4
+"""Rows that are cheaper to slice one by one, and to join, than to take together: 10 µs each, since they lie far apart in memory, against 40 µs and
+1 µs each."""
 _OFFSET = pa.field("offset", pa.int64(), nullable=False)
 
 
