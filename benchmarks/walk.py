@@ -28,10 +28,10 @@ __all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure"
 LIMITS = {
     "rsocket": (76, 13),
     "aqueduct": (63, 13),
-    "aqueduct-sender": (592, 37),
+    "aqueduct-sender": (590, 36),
     "maop": (258, 24),
     "durable": (113, 19),
-    "spark": (292, 34),
+    "spark": (281, 32),
 }
 """Calls and files of a walk, at most."""
 

@@ -634,7 +634,11 @@ _ANY = _anything()
 
 @lru_cache(maxsize=512)
 def shape_of(annotation: Any) -> Shape:
-    return _compile(annotation)
+    """Return the shape of an annotation. If it is a message class, its plan is made too, so that a field that cannot travel is told here."""
+    shape = _compile(annotation)
+    if is_message(annotation):
+        plan_of(annotation)
+    return shape
 
 
 def _compile(annotation: Any) -> Shape:

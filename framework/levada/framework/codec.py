@@ -244,8 +244,6 @@ class Codec:
             except Exception:  # noqa: BLE001 - the careful way below meets it again and reports it; validators may raise anything
                 pass
         shape = shape_of(expected)
-        if is_message(expected):
-            plan_of(expected)
         into = In(detach, max_bytes=self.max_bytes, max_items=self.max_items, max_depth=self.max_depth)
         try:
             if size >= SCAN_FROM:
