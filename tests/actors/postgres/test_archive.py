@@ -21,6 +21,7 @@ from levada.actors.journal import JournalError, JournalLocked
 from levada.actors.journal.archive import Archive
 from levada.actors.postgres import PostgresStore
 from levada.actors.postgres.copying import locked_postgres
+from levada.actors.postgres.errors import DatabaseAway
 from levada.framework import ActorSystem
 from levada.framework.files import Files
 
@@ -80,6 +81,23 @@ async def test_rows_of_a_process_that_died_behind_its_archive_are_in_both(url: s
         assert await trim_log(system, url, keep=0, remember=3, archive=tmp_path) > 0
         assert await one_table(accounts, tmp_path) == before
         assert archived(tmp_path) == before
+
+
+@pytest.mark.parametrize("reads", [False, True])
+async def test_a_connection_that_is_lost_behind_the_lock_of_an_archive_is_named(
+    url: str, server: Cluster, reads: bool
+) -> None:
+    async with ActorSystem("test", ask_timeout=60.0) as system:
+        accounts = await shards(system, Account, events=EVENTS, journal=url, shards=1)
+        await accounts["anna"].ask(Deposit(1))
+    kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND state = 'idle in transaction'"
+    with (
+        pytest.raises(DatabaseAway, match="terminating connection|server closed the connection"),
+        locked_postgres(PostgresStore.at(url, "").address, 0) as log,
+    ):
+        assert server.execute(kill) == [(True,)]
+        if reads:
+            list(log.pages(0, 0, 10))
 
 
 async def test_one_process_at_a_time_changes_the_archive_of_a_shard(

@@ -437,6 +437,8 @@ async def test_a_table_that_is_no_log_is_left_alone(url: str, server: Cluster) -
     [
         ("ALTER TABLE {} ALTER COLUMN amount TYPE integer", "was changed by hand: amount: integer, wanted bigint"),
         ("DROP VIEW {}_events; ALTER TABLE {} DROP COLUMN _body", "was changed by hand: _body: missing, wanted bytea"),
+        ("CREATE TRIGGER t BEFORE UPDATE ON {} FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()", "the trigger t may change"),
+        ("CREATE RULE r AS ON INSERT TO {} DO INSTEAD NOTHING", "the rule r may change or hide rows"),
         ("DELETE FROM {}_log", "_log\" is empty"),
         ("UPDATE {}_log SET columns = 'x'", "cannot be read"),
     ],
@@ -449,6 +451,29 @@ async def test_a_table_that_was_changed_by_hand_is_named(url: str, server: Clust
         server.execute(each.format(table_of(url)))
     with pytest.raises(JournalDamaged, match=says):
         await opened(url)
+
+
+async def test_rows_that_a_trigger_drops_are_not_answered(url: str, server: Cluster) -> None:
+    """Also where it was made while the log is open."""
+    table = table_of(url)
+    async with log_at(url, 1) as log:
+        await log.ask(Append(rows_for("a"), partition=0, at=0))
+        body = "BEGIN IF NEW.entity = ''b'' THEN RETURN NULL; END IF; RETURN NEW; END"
+        server.execute(f"CREATE FUNCTION {table}_drop() RETURNS trigger LANGUAGE plpgsql AS '{body}'")
+        server.execute(f"CREATE TRIGGER dropping BEFORE INSERT ON {table} FOR EACH ROW EXECUTE FUNCTION {table}_drop()")
+        with pytest.raises(JournalDamaged, match="not all rows before 3 of shard 0 are in the table: a trigger"):
+            await log.ask(Append(rows_for("c", "b"), partition=0, at=1))
+    with pytest.raises(JournalDamaged, match="the trigger dropping may change or hide rows"):
+        await opened(url)
+
+
+async def test_the_settings_of_a_role_change_no_names(url: str, server: Cluster) -> None:
+    server.execute("ALTER ROLE levada SET quote_all_identifiers = on")
+    try:
+        await opened(url)
+        await opened(url)
+    finally:
+        server.execute("ALTER ROLE levada RESET quote_all_identifiers")
 
 
 async def test_tables_that_change_while_the_log_is_open_are_named(url: str, server: Cluster) -> None:
@@ -584,6 +609,9 @@ async def test_a_role_needs_no_more_than_the_page_says(url: str, server: Cluster
         assert await accounts["anna"].ask(Deposit(5), command="c") == 5
         assert await accounts.erase("anna") == 1
         assert await accounts["bert"].ask(Balance()) == 0
+    server.execute(f"ALTER TABLE {schema}.{table} ENABLE ROW LEVEL SECURITY")
+    with pytest.raises(JournalDamaged, match="row security may change or hide rows"):
+        await opened(own)
 
 
 async def test_an_append_without_a_place_is_refused(url: str) -> None:

@@ -13,7 +13,7 @@ from levada.actors.journal.still import PAGE_BYTES, PAGE_ROWS, StillLog
 
 from .addresses import PostgresAddress
 from .errors import refusal
-from .opening import Session, finish_copy, lock_shard, open_session, read_log
+from .opening import Session, finish_copy, lock_shard, read_log, session_at
 from .tables import IN_ORDER, LogTables
 from .values import kind_of
 from .wire import bigint, integer, number_in, rows_in
@@ -64,7 +64,7 @@ def still_postgres(address: PostgresAddress) -> Iterator[StillLog]:
         DatabaseAway: the database is away, or the connection is lost.
         JournalError: the database refuses.
     """
-    with open_session(address) as session:
+    with session_at(address) as session:
         session.execute("BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY")
         yield _still(address, session)
 
@@ -75,7 +75,7 @@ def locked_postgres(address: PostgresAddress, shard: int) -> Iterator[StillLog]:
 
     Who erases rows of the shard, or trims them, with an archive, has the lock meanwhile: so its old rows stand still.
     """
-    with open_session(address) as session:
+    with session_at(address) as session:
         session.execute("BEGIN")
         lock_shard(session, address, shard)
         yield _still(address, session)
@@ -83,5 +83,5 @@ def locked_postgres(address: PostgresAddress, shard: int) -> Iterator[StillLog]:
 
 def finish_postgres(address: PostgresAddress, source: StillLog) -> None:
     """Record that a copy of a log is whole. Blocks; errors are as for `still_postgres`."""
-    with open_session(address) as session:
+    with session_at(address) as session:
         finish_copy(session, address, source)

@@ -6,7 +6,8 @@ All of it blocks, so it runs in a thread. A log is made and grown in one transac
 from __future__ import annotations
 
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final
 
 import attrs
@@ -34,6 +35,7 @@ from .tables import FORMAT, LogTables, name_of
 
 __all__ = [
     "LogHead", "Session", "finish_copy", "grow_log", "note_opening", "open_log", "open_session", "read_log", "require_log",
+    "session_at",
 ]  # fmt: skip
 
 OLDEST: Final = 14_00_00
@@ -84,6 +86,16 @@ def open_session(address: PostgresAddress) -> Session:
         if "read-only" in text or "hot standby" in text:
             raise DatabaseReadOnly(f"{address}: it only reads: {_READ_ONLY} ({text})") from None
         raise DatabaseAway(f"{address}: {text}") from None
+
+
+@contextmanager
+def session_at(address: PostgresAddress) -> Iterator[Session]:
+    """Connect for a block. Raises as `open_session`, and as `open_log` if the server refuses something in the block, or the connection is lost."""
+    try:
+        with open_session(address) as session:
+            yield session
+    except psycopg.Error as error:
+        raise refusal(error.sqlstate or "", str(error), address) from None
 
 
 def open_log(
@@ -357,8 +369,17 @@ def _grown(there: pa.Schema, wanted: pa.Schema) -> pa.Schema:
     return columns
 
 
+_MEDDLERS: Final = (
+    b"SELECT 'the trigger ' || tgname FROM pg_trigger WHERE tgrelid = to_regclass(%s) AND NOT tgisinternal AND tgenabled <> 'D' "
+    b"AND tgtype & 3 = 3 "  # for each row, before
+    b"UNION ALL SELECT 'the rule ' || rulename FROM pg_rewrite WHERE ev_class = to_regclass(%s) "
+    b"UNION ALL SELECT 'row security' WHERE row_security_active(to_regclass(%s))"
+)
+"""The query for what comes between a statement and the rows of a table."""
+
+
 def _require_columns(session: Session, tables: LogTables) -> None:
-    """Require that the table of rows has the columns of the log."""
+    """Require that the table of rows has the columns of the log, and gives and takes rows as they are."""
     if not len(tables.columns):
         return
     found: dict[str, str] = dict(
@@ -371,8 +392,9 @@ def _require_columns(session: Session, tables: LogTables) -> None:
     differences = [
         f"{name}: {found.get(name, 'missing')}, wanted {kind}"
         for name, kind in tables.types.items()
-        if found.get(name) != kind
+        if found.get(name, "").replace('"', "") != kind  # quote_all_identifiers
     ]
+    differences += [f"{what} may change or hide rows" for (what,) in session.execute(_MEDDLERS, [tables.name()] * 3)]
     if differences:
         raise JournalDamaged(
             f"the table {tables.name()} was changed by hand: {'; '.join(differences)}", path=tables.address.shown

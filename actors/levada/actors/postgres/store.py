@@ -15,7 +15,7 @@ from levada.framework import ActorSystem, Ref, bounded, message, restart
 from .addresses import PostgresAddress
 from .errors import DatabaseAway, DatabaseReadOnly
 from .log import PostgresLog
-from .opening import LogHead, open_log, open_session
+from .opening import LogHead, open_log, session_at
 
 __all__ = ["PostgresStore"]
 
@@ -86,7 +86,7 @@ class PostgresStore:
         epoch = system.platform.token_bytes(16).hex()
 
         def look() -> LogHead:
-            with open_session(address) as session:
+            with session_at(address) as session:
                 return open_log(session, address, shards, epoch, copy_of)
 
         try:

@@ -169,7 +169,11 @@ class LogWriter:
                         continue
                     there = number_in(result, 0)
                     if there == job.end and number_in(result, 1) == job.mark:
-                        self._written(job)
+                        if job.rows and not job.is_uncertain:  # else it was written by an earlier attempt
+                            what = f"not all rows before {there} of shard {job.shard} are in the table: a trigger, a rule or a partition drops them"
+                            job.reply.fail(JournalDamaged(what, path=self._where))
+                        else:
+                            self._written(job)
                     else:
                         job.reply.send(Fenced(job.shard, there))
         except DatabaseAway:
