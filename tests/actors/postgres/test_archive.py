@@ -92,7 +92,7 @@ async def test_a_connection_that_is_lost_behind_the_lock_of_an_archive_is_named(
         await accounts["anna"].ask(Deposit(1))
     kill = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE pid <> pg_backend_pid() AND state = 'idle in transaction'"
     with (
-        pytest.raises(DatabaseAway, match="terminating connection|server closed the connection"),
+        pytest.raises(DatabaseAway, match=r"terminating connection|server closed the connection"),
         locked_postgres(PostgresStore.at(url, "").address, 0) as log,
     ):
         assert server.execute(kill) == [(True,)]
