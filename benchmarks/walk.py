@@ -29,7 +29,7 @@ LIMITS = {
     "rsocket": (76, 13),
     "aqueduct": (63, 13),
     "aqueduct-sender": (590, 36),
-    "maop": (258, 24),
+    "maop": (257, 24),
     "durable": (113, 19),
     "spark": (281, 32),
 }

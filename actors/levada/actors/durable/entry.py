@@ -103,6 +103,7 @@ class Entity(Generic[M]):
         return EntityCommand(self.id, message, command)
 
 
+@attrs.define(eq=False)
 class Shards(Generic[M]):
     """All entities of a durable class. Made by `shards`.
 
@@ -110,23 +111,15 @@ class Shards(Generic[M]):
         ``await accounts["anna"].ask(Deposit(5), command="order-17")``
     """
 
-    def __init__(
-        self,
-        cls: type[Durable[M]],
-        ref: Ref[Any],
-        ways: Sequence[ToShard],
-        journal: Ref[Any] | None = None,
-        archive: str = "",
-    ) -> None:
-        self.cls = cls
-        """The durable class."""
-        self.journal = journal
-        """The log, which may be in a process of its own. None: `shards_of` found the shards in another process."""
-        self.archive = archive
-        """Where its old rows go (`Keep.archive`); empty: nowhere, or `shards_of` found the shards in another process."""
-        self.ref = ref
-        """The actor above the shards: stop it to end all entities. On a node it only follows where they are."""
-        self._ways = ways
+    cls: type[Durable[M]]
+    """The durable class."""
+    ref: Ref[Any]
+    """The actor above the shards: stop it to end all entities. On a node it only follows where they are."""
+    _ways: Sequence[ToShard] = attrs.field(repr=False)
+    journal: Ref[Any] | None = None
+    """The log, which may be in a process of its own. None: `shards_of` found the shards in another process."""
+    archive: str = ""
+    """Where its old rows go (`Keep.archive`); empty: nowhere, or `shards_of` found the shards in another process."""
 
     def __getitem__(self, entity: str) -> Entity[M]:
         """Return an entity; its id is text of 1 to 1000 bytes."""

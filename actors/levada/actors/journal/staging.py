@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 
+import attrs
 import pyarrow as pa
 
 from levada.framework.files import Files
@@ -29,30 +30,21 @@ _GONE = ".gone"
 """Suffix of the newest stage of a batch while all of them are deleted. Once it has this name, none of them counts any more."""
 
 
+@attrs.define(eq=False)
 class Staging:
     """All stages of a journal. Its methods belong to the thread that writes; `close` closes the files, which stay on the disk."""
 
-    def __init__(
-        self,
-        files: Files,
-        folder: Path,
-        *,
-        schema: pa.Schema,
-        config: JournalConfig,
-        journal: bytes,
-        clock: Callable[[], float],
-    ) -> None:
-        self.files = files
-        self.folder = folder
-        self.schema: pa.Schema = schema
-        self.config = config
-        self.journal = journal
-        self.size = 0
-        """Size of all stages."""
-        self.clock = clock
-        """Returns seconds since 1970."""
-        self._number = 0
-        self._stages: dict[tuple[str, int], dict[tuple[int, int], Stage]] = {}
+    files: Files
+    folder: Path
+    schema: pa.Schema = attrs.field(kw_only=True)
+    config: JournalConfig = attrs.field(kw_only=True)
+    journal: bytes = attrs.field(kw_only=True)
+    clock: Callable[[], float] = attrs.field(kw_only=True)
+    """Returns seconds since 1970."""
+    size: int = attrs.field(default=0, init=False)
+    """Size of all stages."""
+    _number: int = attrs.field(default=0, init=False)
+    _stages: dict[tuple[str, int], dict[tuple[int, int], Stage]] = attrs.field(factory=dict, init=False)
 
     def recover(self) -> None:
         """Open the files that earlier processes left; delete those that are of no use any more.

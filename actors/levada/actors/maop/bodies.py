@@ -6,6 +6,7 @@ from collections.abc import AsyncGenerator, AsyncIterable
 from pathlib import Path
 from typing import Any, Final, TypeAlias
 
+import attrs
 import trio
 
 from levada.framework import Codec
@@ -24,6 +25,7 @@ Body: TypeAlias = "bytes | bytearray | memoryview | Path | AsyncIterable[bytes] 
 message class."""
 
 
+@attrs.define(eq=False)
 class BodySource:
     """A body to send.
 
@@ -34,21 +36,12 @@ class BodySource:
         pieces: a file, or an async iterator.
     """
 
-    __slots__ = ("_pieces", "begun", "content_type", "length", "whole")
-
-    def __init__(
-        self,
-        whole: bytes | None,
-        length: int | None,
-        content_type: str,
-        pieces: memoryview | Path | AsyncIterable[bytes] | None = None,
-    ) -> None:
-        self.whole = whole
-        self.length = length
-        self.content_type = content_type
-        self._pieces = pieces
-        self.begun = False
-        """True once pieces were taken from an iterator; the body cannot be sent again."""
+    whole: bytes | None
+    length: int | None
+    content_type: str
+    _pieces: memoryview | Path | AsyncIterable[bytes] | None = None
+    begun: bool = attrs.field(default=False, init=False)
+    """True once pieces were taken from an iterator; the body cannot be sent again."""
 
     @property
     def repeatable(self) -> bool:

@@ -12,6 +12,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack
 from functools import partial
 from typing import Any, Final, TypeVar
 
+import attrs
 import trio
 
 from levada.actors.app_failures import AppImportFailed, failure_text, own_frames
@@ -159,26 +160,20 @@ async def run_node(
         raise failure
 
 
+@attrs.define(eq=False)
 class _Body:
-    def __init__(
-        self,
-        side: NodeSide,
-        peer: Peer[Hello],
-        end: trio.Event,
-        settle: Callable[[Welcome], None],
-        ready: Callable[[], None],
-    ) -> None:
-        self._side = side
-        self._system = side.system
-        self._peer = peer
-        self._end = end
-        self._settle = settle
-        self._ready = ready
-        self.drain_timeout = 1.0
+    """Runs the app of a node, from its hello to its end."""
+
+    _side: NodeSide
+    _peer: Peer[Hello]
+    _end: trio.Event
+    _settle: Callable[[Welcome], None]
+    _ready: Callable[[], None]
+    drain_timeout: float = attrs.field(default=1.0, init=False)
 
     async def run(self) -> NodeLost | None:
         """Run the app until it is to end; return the failure, if any."""
-        system, side, failure = self._system, self._side, None
+        system, side, failure = self._side.system, self._side, None
         control = system.spawn(Control, side, self._end, name="levada")
         answer: OneshotSender[Welcome | NodeRefused]
         answered: OneshotReceiver[Welcome | NodeRefused]
