@@ -10,7 +10,7 @@ from tests.simulation.runner import run
 
 __all__ = ["explain", "shrink"]
 
-NEED_KEYS = ("commands", "erase", "repeat", "reuse", "trim")
+NEED_KEYS = ("commands", "copy", "erase", "prune", "repeat", "reuse", "trim")
 """Operations of a journal that is keyed."""
 
 
