@@ -148,6 +148,15 @@ class DiskWrites:
         for sync in syncs:
             sync.result()
 
+    def make_sure(self, partitions: Iterable[Partition]) -> None:
+        """Bring all rows of partitions to the disk before the ledger says something about them; with ``sync="group"`` they are there.
+
+        Otherwise, after a power failure, the ledger would know more rows than there are.
+        """
+        if self._config.sync == "never":
+            with self.guard.refusals():
+                self.sync(partitions)
+
     def _publish(self, touched: Sequence[Partition], batches: Mapping[int, Sequence[pa.RecordBatch]]) -> None:
         """Show readers what was written; `batches` has these rows for some partitions, to be indexed."""
         sealed = [partition.publish() for partition in touched]

@@ -104,9 +104,10 @@ class Erasures:
         self._guard.require_usable()
         if not ranges:
             return
+        partition = self._writes.partitions[number]
+        self._writes.make_sure([partition])
         with self._writes.ledger_change() as ledger:
             ledger.set_trimmed(number, ranges[-1].stop)
-        partition = self._writes.partitions[number]
         touched = [
             each.first
             for each in partition.segments

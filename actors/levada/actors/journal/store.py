@@ -417,8 +417,7 @@ class Store:
         self._writes.retain_if_possible()
 
     def _set_group(self, name: str, offsets: Mapping[int, int]) -> None:
-        with self._guard.refusals():
-            self._writes.sync(self._partitions[number] for number in offsets if self.config.sync == "never")
+        self._writes.make_sure(self._partitions[number] for number in offsets)
         with self._writes.ledger_change() as ledger:
             ledger.set_group(name, offsets)
 
@@ -594,6 +593,7 @@ class Store:
             JournalUnwritable, JournalFull: the ledger cannot be written.
         """
         self._guard.require_usable()
+        self._writes.make_sure([self._partitions[partition]])
         if self.archives.get(partition) != archived:
             with self._writes.ledger_change() as ledger:
                 ledger.set_archived(partition, archived)
