@@ -53,8 +53,7 @@ def test_worlds_find_the_bug_of_the_page(program: Any) -> None:
     for seed in range(failure.value.seed + 1, MANY):
         try:
             simulate(program.scenario, seeds=[seed], faults=Faults(aims={"Buy"}))
-        except SimulationFailure as again:
-            assert isinstance(again.__cause__, NotLinear)
+        except SimulationFailure:
             found += 1
             if found == FOUND:
                 return

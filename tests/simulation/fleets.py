@@ -1,4 +1,4 @@
-"""``python -m tests.simulation.fleets FIRST COUNT [MUTANT [LEAST]]``: run worlds of the bank; print each seed with the digest of all that was sent."""
+"""``python -m tests.simulation.fleets FIRST COUNT [MUTANT [LEAST]]``: run worlds of the bank; print each seed with a digest of what was sent."""
 
 from __future__ import annotations
 
