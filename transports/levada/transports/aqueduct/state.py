@@ -22,7 +22,13 @@ __all__ = [
 ]  # fmt: skip
 
 
-class StreamPosition(enum.Enum):
+class _Key(enum.Enum):
+    """A part of the keys of tables. `enum.Enum` hashes its members by name, in Python: thirty times for a round trip with a oneshot."""
+
+    __hash__ = object.__hash__
+
+
+class StreamPosition(_Key):
     """Position in one direction of a stream, or in a datagram. Source: AQ-10."""
 
     UNI = "unidirectional stream"
@@ -122,7 +128,7 @@ ENDS: Final[Mapping[StreamPosition, str | None]] = {
 """The rule broken if a direction finishes, or a datagram ends, in this place. Source: AQ-11, AQ-13, AQ-15."""
 
 
-class ConnectionState(enum.Enum):
+class ConnectionState(_Key):
     """How far the two sides have greeted each other. Source: AQ-15 to AQ-18, AQ-21."""
 
     HANDSHAKE = "handshake"
@@ -139,7 +145,7 @@ class ConnectionState(enum.Enum):
     """The connection is over."""
 
 
-class ConnectionInput(enum.Enum):
+class ConnectionInput(_Key):
     """Inputs of the connection's state machine."""
 
     HANDSHAKE_COMPLETED = "handshake completed"
@@ -177,7 +183,7 @@ class Mode(enum.Enum):
     """In a datagram, or on its own stream if it does not fit (AQ-22)."""
 
 
-class SenderState(enum.Enum):
+class SenderState(_Key):
     """State of a local sender; the last five are ends. Source: section 8."""
 
     UNATTACHED = "unattached"
@@ -198,7 +204,7 @@ class SenderState(enum.Enum):
     CONNECTION_LOST = "connection lost"
 
 
-class SenderInput(enum.Enum):
+class SenderInput(_Key):
     """Inputs of a sender's state machine."""
 
     ATTACHED = "control attached"
@@ -252,7 +258,7 @@ SENDER: Final[Mapping[tuple[SenderState, SenderInput], SenderState]] = {
 }
 
 
-class ReceiverState(enum.Enum):
+class ReceiverState(_Key):
     """State of a local receiver; the last five are ends. Its mailbox outlives it. Source: section 8."""
 
     UNATTACHED = "unattached"
@@ -269,7 +275,7 @@ class ReceiverState(enum.Enum):
     CONNECTION_LOST = "connection lost"
 
 
-class ReceiverInput(enum.Enum):
+class ReceiverInput(_Key):
     """Inputs of a receiver's state machine."""
 
     ATTACHED = "control attached"

@@ -31,7 +31,7 @@ class MtuSearch:
         self._failures = 0
         self._first = True
         self._in_flight = 0
-        self._losses = 0
+        self.losses = 0
         self.next_at = 0.0 if ceiling > base else math.inf
         """Time at which a probe may be sent."""
 
@@ -77,14 +77,14 @@ class MtuSearch:
 
     def large_acked(self) -> None:
         """Record that a packet above the base size arrived."""
-        self._losses = 0
+        self.losses = 0
 
     def large_lost(self, now: float) -> bool:
         """Record that a packet above the base size was lost; true if this makes a black hole, so that `size` is the base size again."""
         if self.size == self.base:
             return False
-        self._losses += 1
-        if self._losses < BLACK_HOLE_LOSSES:
+        self.losses += 1
+        if self.losses < BLACK_HOLE_LOSSES:
             return False
         self.fall_back(now)
         return True
@@ -92,7 +92,7 @@ class MtuSearch:
     def fall_back(self, now: float) -> None:
         """Return to the base size and search again later."""
         self.size = self._high = self.base
-        self._losses = self._failures = 0
+        self.losses = self._failures = 0
         self.next_at = now + BLACK_HOLE_PAUSE
 
     def _settle(self, now: float) -> None:

@@ -7,13 +7,13 @@ previous key is kept for three probe timeouts after a key update, for packets th
 
 from __future__ import annotations
 
+import math
 from typing import TYPE_CHECKING
 
 from aioquic import tls
 from aioquic._buffer import Buffer
 from aioquic._crypto import CryptoError
 from aioquic.quic.connection import (
-    END_STATES,
     QuicConnectionState,
     QuicNetworkPath,
     QuicReceiveContext,
@@ -46,6 +46,8 @@ class ShortReceiver:
         self._engine = engine
         self._context: QuicReceiveContext | None = None
         self._received = ReceivedPackets()
+        self._heard_at = -math.inf
+        """When the idle timeout began anew: once for all packets that were read together."""
 
     def begin(self, space: QuicPacketSpace) -> None:
         """Take the packets of a new 1-RTT space, as after a Retry."""
@@ -110,9 +112,11 @@ class ShortReceiver:
             engine._spin_highest_pn = number
         context.host_cid, context.network_path, context.time = cid, path, now
         eliciting = self.receive_frames(context, plain)
-        if engine._state in END_STATES or engine._close_pending:
+        if engine._state is not _CONNECTED or engine._close_pending:
             return True
-        engine._close_at = now + engine._idle_timeout()
+        if now != self._heard_at:
+            self._heard_at = now
+            engine._close_at = now + engine._idle_timeout()
         engine._ack_eliciting_sent_since_receipt = False
         if number > space.largest_received_packet:
             space.largest_received_packet = number

@@ -127,8 +127,8 @@ class ShortSender:
         if ready.done:
             ready.discard_done()
         crypto, space, pacer = engine._crypto, engine.space, engine._loss._pacer
+        control = self._has_control_frames()
         while True:
-            control = self._has_control_frames()
             if space.ack_at is None or space.ack_at > now:
                 engine._pacing_at = pacer.next_send_time(now=now)
                 if engine._pacing_at is not None or not (
@@ -143,6 +143,7 @@ class ShortSender:
                     self.write_ack(builder, space, now)
             if control:
                 self._write_control_frames(builder, space)
+                control = False  # no frame of a stream makes another one
             try:
                 if engine._datagrams_pending:
                     self._write_datagrams(builder)
@@ -302,10 +303,7 @@ class ShortSender:
         buf.push_uint16(length | 0x4000)
         buf.push_bytes(frame.data)
         engine._remote_max_data_used += sender.highest_offset - highest
-        if sender.next_offset == sender._buffer_stop and not sender._pending_eof:
-            sender.buffer_is_empty = True
-            return True
-        return False
+        return sender.buffer_is_empty
 
     def adopt(
         self, builder: QuicPacketBuilder, stream: QuicStream, theirs: Callable[..., None], ours: Callable[..., None]
@@ -324,7 +322,7 @@ class ShortSender:
             freed = sender._buffer_start
             sender.on_data_delivery(delivery, start, stop, fin)
             ready.unacked -= sender._buffer_start - freed
-            if stop - start > _LARGE:
+            if stop - start > _LARGE and engine.path.search.losses:
                 engine.path.large_acked()
             if sender.is_finished:
                 ready.sender_finished(stream)

@@ -124,6 +124,7 @@ class _Sender:
             if start == stop:
                 if self._pending_eof:
                     self._pending_eof = False
+                    self.buffer_is_empty = True
                     return QuicStreamFrame(fin=True, offset=stop)
                 self.buffer_is_empty = True
                 return None
@@ -143,6 +144,7 @@ class _Sender:
         if self._buffer_fin == stop:
             frame.fin = True
             self._pending_eof = False
+        self.buffer_is_empty = stop == self._buffer_stop and self._lost is None and not self._pending_eof
         return frame
 
     def on_data_delivery(self, delivery: QuicDeliveryState, start: int, stop: int, fin: bool) -> None:
