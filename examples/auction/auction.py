@@ -36,9 +36,13 @@ from levada.framework import (
     restart,
 )
 from levada.framework.errors import ChannelError
+from levada.transports.carriers import TlsConfig
+from levada.transports.qmux import QmuxConfig
 
-FRONT = os.environ.get("FRONT", "aqueduct+tcp://127.0.0.1:7001")
+FRONT = os.environ.get("FRONT", "aqueduct+tcp://127.0.0.1:7001")  # beyond this machine aqueduct+tls, or it is refused
 TICKER = os.environ.get("TICKER", "rsocket+tcp://127.0.0.1:7002")
+TLS = os.environ.get("TLS", "tls")
+"""For an encrypted `FRONT`: the folder with ``cert.pem`` and ``key.pem`` of the nodes, and with ``ca.pem`` for their clients."""
 
 BIDS = Metric("auction_bids_total", "counter", "Bids that were taken.")
 FOLLOWERS = Metric("auction_followers", "gauge", "Open streams of prices.")
@@ -286,6 +290,13 @@ async def open_lots(system: ActorSystem) -> Shards[Open | Bid | Watch | Close]:
     return await shards(system, Lot, events=Opened | Raised | Closed, journal="lots", shards=8, idle=3600.0)
 
 
+def carrier(url: str, **files: str) -> QmuxConfig | None:
+    """Return the settings of an encrypted connection, with files of the folder `TLS`."""
+    if not url.startswith("aqueduct+tls:"):
+        return None
+    return QmuxConfig(below=TlsConfig(**{name: os.path.join(TLS, file) for name, file in files.items()}))
+
+
 async def ticks(prices: Receiver[Price]) -> AsyncIterator[bytes]:
     async with prices:
         async for price in prices:
@@ -317,7 +328,7 @@ async def app(
         return ticks(receiver)
 
     # A follower occupies a handler as long as it follows.
-    many = aqueduct.PeerConfig(max_handlers=5000)
+    many = aqueduct.PeerConfig(max_handlers=5000, carrier=carrier(front, certificate="cert.pem", key="key.pem"))
     async with (
         aqueduct.serve(system, front, serve_one, Order | Follow | Browse, config=many) as house,
         rsocket.serve(system, ticker, serve_prices) as prices,

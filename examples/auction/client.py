@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
 import trio
-from auction import FRONT, Bid, Browse, Follow, Open, Order, Price
+from auction import FRONT, Bid, Browse, Follow, Open, Order, Price, carrier
 
 from levada.actors import aqueduct
 from levada.framework import ActorSystem, channel, oneshot
 from levada.framework.errors import CarrierError, ChannelError
+
+LOG = logging.getLogger("auction")
 
 
 class House:
@@ -21,17 +24,22 @@ class House:
     def __init__(self, system: ActorSystem, url: str) -> None:
         self._system = system
         self._url = url
+        self._config = aqueduct.PeerConfig(carrier=carrier(url, ca="ca.pem"))
         self._connected = trio.Event()
 
     async def stay_connected(self) -> None:
+        said = ""
         while True:
             try:
-                async with aqueduct.connect(self._system, self._url, object) as self._peer:
+                async with aqueduct.connect(self._system, self._url, object, config=self._config) as self._peer:
+                    said = ""
                     self._connected.set()
                     await self._peer.terminated()
                     self._connected = trio.Event()
-            except CarrierError:
-                pass
+            except CarrierError as error:
+                if str(error) != said:
+                    said = str(error)
+                    LOG.warning("no connection to the auction: %s", said)
             await trio.sleep(0.2)
 
     async def order(self, lot: str, id: str, what: Open | Bid) -> bool:

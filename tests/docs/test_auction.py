@@ -23,6 +23,7 @@ from urllib.request import Request, urlopen
 import pytest
 
 from levada.actors import cli
+from levada.actors.interop.certificates import make_certificates
 
 pytest.importorskip("pyarrow")
 
@@ -62,15 +63,16 @@ def running(
             except subprocess.TimeoutExpired:
                 process.kill()
                 raise
-    # uvicorn ends by the signal, after its lifespan. Nodes that end at the same time warn of each other.
+    # uvicorn ends by the signal, after its lifespan. Nodes that end at the same time warn of each other, and clients of a lost node.
     assert process.returncode in (0, -signal.SIGTERM)
-    assert [line for line in rest.splitlines() if not re.match(r"INFO:|.* WARNING levada.actors.nodes|$", line)] == []
+    usual = r"INFO:|.* WARNING levada.actors.nodes|no connection to the auction: |$"
+    assert [line for line in rest.splitlines() if not re.match(usual, line)] == []
 
 
 @contextmanager
-def browsers(folder: Path, front: str) -> Iterator[str]:
+def browsers(folder: Path, **variables: str) -> Iterator[str]:
     """Run the process for browsers; give its URL."""
-    with running(folder, "uvicorn", "web:app", "--port", "0", variables={"FRONT": front}) as lines:
+    with running(folder, "uvicorn", "web:app", "--port", "0", variables=variables) as lines:
         yield next(found[1] for line in lines if (found := re.search(r"running on (\S+)", line)))
 
 
@@ -108,7 +110,7 @@ def test_clients_of_every_kind_share_an_auction(nodes: tuple[str, ...], folder: 
         served = stack.enter_context(running(folder, *serve, variables=FREE))
         health = next(served).split()[1]
         front, ticker = sorted(next(served).split()[1] for _ in range(2))
-        url = stack.enter_context(browsers(folder, front))
+        url = stack.enter_context(browsers(folder, FRONT=front))
         lot = f"{url}/lots/7"
 
         assert ask("PUT", f"{lot}?title=Clock&cents=1000&seconds=3600")
@@ -150,7 +152,7 @@ def test_browsers_follow_a_lot_although_all_nodes_are_killed_one_after_the_other
     with running(folder, *serve, logs=True, variables=FREE) as served:
         health = next(served).split()[1]
         front, _ = sorted(next(served).split()[1] for _ in range(2))
-        with browsers(folder, front) as url:
+        with browsers(folder, FRONT=front) as url:
             lot = f"{url}/lots/7"
             assert ask("PUT", f"{lot}?title=Clock&cents=1000&seconds=3600")
             with urlopen(f"{lot}/prices", timeout=30) as prices:
@@ -190,6 +192,34 @@ def test_what_the_container_file_and_the_readme_name_exists(folder: Path, monkey
         assert cli.make_parser(["serve", "call"]).parse_args(arguments).command == arguments[0]
 
 
+@pytest.mark.ci
+@pytest.mark.loopback
+@pytest.mark.timeout(180)
+def test_it_serves_other_machines_over_tls(folder: Path, tmp_path: Path) -> None:
+    pytest.importorskip("fastapi")
+    pytest.importorskip("cryptography")
+    made = make_certificates(tmp_path / "nodes")
+    clients = tmp_path / "clients"
+    clients.mkdir()
+    made.ca.rename(clients / "ca.pem")
+    secure = FREE | {"FRONT": "aqueduct+tls://0.0.0.0:0", "TLS": str(tmp_path / "nodes")}
+    with running(folder, "levada.actors", "serve", "auction:app", "--nodes", "2", variables=secure) as served:
+        front, _ = sorted(next(served).split()[1] for _ in range(2))
+        outside = {"FRONT": f"aqueduct+tls://localhost:{urlsplit(front).port}", "TLS": str(clients)}
+        with browsers(folder, **outside) as url:
+            assert ask("PUT", f"{url}/lots/7?title=Clock&cents=1000&seconds=3600")
+        make_certificates(tmp_path / "strangers")
+        # A client that trusts others says so, and does not only wait.
+        strange = outside | {"TLS": str(tmp_path / "strangers")}
+        command = [sys.executable, "client.py", "7"]
+        with subprocess.Popen(
+            command, cwd=folder, env=environment(**strange), stderr=subprocess.PIPE, text=True
+        ) as lost:
+            assert lost.stderr is not None
+            assert "no connection to the auction: " in lost.stderr.readline()
+            lost.kill()
+
+
 @pytest.mark.release
 @pytest.mark.loopback
 @pytest.mark.timeout(300)
@@ -199,7 +229,7 @@ def test_spark_reads_the_log_of_a_running_auction(folder: Path) -> None:
     serve = ("levada.actors", "serve", "auction:app", "--nodes", "2")
     with running(folder, *serve, variables=FREE) as served:
         front, _ = sorted(next(served).split()[1] for _ in range(2))
-        with browsers(folder, front) as url:
+        with browsers(folder, FRONT=front) as url:
             assert ask("PUT", f"{url}/lots/7?title=Clock&cents=1000&seconds=3600")
             for number, cents in enumerate((1500, 1700, 1600)):
                 assert ask("POST", f"{url}/lots/7/bids/{number}?bidder=anna{number}&cents={cents}") == (cents != 1600)

@@ -123,7 +123,8 @@ def _check_loopback(scheme: str, address: str, config: QmuxConfig) -> None:
     if not ipaddress.ip_address(host.partition("%")[0]).is_loopback:
         encrypted = "wss" if scheme == "ws" else "tls"
         raise ConfigurationError(
-            f"qmux+{scheme}:// is not encrypted, and {host} is not loopback: use qmux+{encrypted}://, or set plaintext_off_loopback"
+            f"a connection over {scheme} is not encrypted, and {host} is not loopback: use {encrypted} in the URL, with a certificate, "
+            "or set QmuxConfig.plaintext_off_loopback"
         )
 
 

@@ -20,10 +20,10 @@ def placed(rows: Mapping[int, Row]) -> pa.RecordBatch:
 
 
 async def copy(
-    ref: Ref[Any], rows: Mapping[int, Row], at: int, end: int, partition: int = 0, *, stream: bool = True
+    ref: Ref[Any], rows: Mapping[int, Row], at: int, end: int, partition: int = 0
 ) -> Appended | Fenced:
     """Copy rows."""
-    data = b"" if not rows else stream_of(placed(rows)) if stream else placed(rows)
+    data = stream_of(placed(rows)) if rows else b""
     answer: Appended | Fenced = await ask(ref, CopyRows(data, partition, at, end))
     return answer
 
@@ -45,7 +45,7 @@ async def copied_rows_keep_their_offsets(make: Maker) -> None:
         )
         assert await copy(made.ref, first, 0, 10) == Appended(0, 0, 10)
         assert await copy(made.ref, {}, 10, 12) == Appended(0, 10, 2)
-        assert await copy(made.other or made.ref, rest, 12, 31, stream=False) == Appended(0, 12, 19)
+        assert await copy(made.other or made.ref, rest, 12, 31) == Appended(0, 12, 19)
         assert await copy(made.ref, {0: row("carl", 0)}, 0, 1, partition=1) == Appended(1, 0, 1)
         if made.restart is not None:
             await made.restart()
