@@ -290,11 +290,12 @@ async def open_lots(system: ActorSystem) -> Shards[Open | Bid | Watch | Close]:
     return await shards(system, Lot, events=Opened | Raised | Closed, journal="lots", shards=8, idle=3600.0)
 
 
-def carrier(url: str, **files: str) -> QmuxConfig | None:
-    """Return the settings of an encrypted connection, with files of the folder `TLS`."""
+def carrier(url: str, *, serves: bool = False) -> QmuxConfig | None:
+    """Return the settings of an encrypted connection, with the files of the folder `TLS`."""
     if not url.startswith("aqueduct+tls:"):
         return None
-    return QmuxConfig(below=TlsConfig(**{name: os.path.join(TLS, file) for name, file in files.items()}))
+    own = TlsConfig(certificate=f"{TLS}/cert.pem", key=f"{TLS}/key.pem") if serves else TlsConfig(ca=f"{TLS}/ca.pem")
+    return QmuxConfig(below=own)
 
 
 async def ticks(prices: Receiver[Price]) -> AsyncIterator[bytes]:
@@ -328,7 +329,7 @@ async def app(
         return ticks(receiver)
 
     # A follower occupies a handler as long as it follows.
-    many = aqueduct.PeerConfig(max_handlers=5000, carrier=carrier(front, certificate="cert.pem", key="key.pem"))
+    many = aqueduct.PeerConfig(max_handlers=5000, carrier=carrier(front, serves=True))
     async with (
         aqueduct.serve(system, front, serve_one, Order | Follow | Browse, config=many) as house,
         rsocket.serve(system, ticker, serve_prices) as prices,

@@ -24,7 +24,7 @@ class House:
     def __init__(self, system: ActorSystem, url: str) -> None:
         self._system = system
         self._url = url
-        self._config = aqueduct.PeerConfig(carrier=carrier(url, ca="ca.pem"))
+        self._config = aqueduct.PeerConfig(carrier=carrier(url))
         self._connected = trio.Event()
 
     async def stay_connected(self) -> None:

@@ -390,7 +390,7 @@ async def test_every_page(page: Page, tmp_path: Path) -> None:
     async def answer(request: rsocket.Request) -> bytes:
         return request.data
 
-    async with ActorSystem("town") as system, serve_dashboard(system) as dashboard:
+    async with ActorSystem("town", ask_timeout=60.0) as system, serve_dashboard(system) as dashboard:
         journal = system.spawn(Journal, tmp_path / "orders", name="orders")
         await journal.ask(DeclareGroup("billing"))
         await journal.ask(Append([Envelope(datetime.now(UTC), value=b"row")] * 3))

@@ -19,9 +19,7 @@ def placed(rows: Mapping[int, Row]) -> pa.RecordBatch:
     return batch(list(rows.values())).add_column(0, "offset", pa.array(list(rows), pa.int64()))
 
 
-async def copy(
-    ref: Ref[Any], rows: Mapping[int, Row], at: int, end: int, partition: int = 0
-) -> Appended | Fenced:
+async def copy(ref: Ref[Any], rows: Mapping[int, Row], at: int, end: int, partition: int = 0) -> Appended | Fenced:
     """Copy rows."""
     data = stream_of(placed(rows)) if rows else b""
     answer: Appended | Fenced = await ask(ref, CopyRows(data, partition, at, end))
