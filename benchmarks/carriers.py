@@ -228,7 +228,7 @@ async def serve_levada(folder: Path, carrier: str) -> None:
             while (stream := connection.accept_stream_nowait()) is not None:
                 stream.on_readable(partial(readable, stream, bytearray()))
 
-        def readable(stream: Stream, request: bytearray) -> None:
+        def readable(stream: Stream, request: bytearray, _: int) -> None:
             request += stream.receive_nowait() or b""
             if stream.at_end:
                 stream.send_nowait(answer(bytes(request), datagrams), fin=True)
