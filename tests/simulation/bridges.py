@@ -1,4 +1,8 @@
-"""A bridge for Spark in a world: durable accounts that executors ask, the log of their events, and a mailbox into which a stream copies these events.
+"""``python -m tests.simulation.bridges FIRST COUNT [MUTANT [LEAST]]``: a bridge for Spark in a world.
+
+As `tests.simulation.fleets`; the last number of a line is how many batches were delivered again.
+
+The bridge has durable accounts that executors ask, the log of their events, and a mailbox into which a stream copies these events.
 
 Spark itself is not simulated. Its side here is what `levada.actors.spark` does in Spark's processes, without threads: executors ask an exposed
 actor, each question until it is answered; the driver of a stream plans micro-batches, reads them, stages their copies, and delivers each batch
@@ -7,7 +11,9 @@ until it is answered. The plan of a batch outlives the driver, as in Spark's che
 
 from __future__ import annotations
 
+import logging
 import random
+import sys
 from collections import Counter, deque
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, Final
@@ -17,6 +23,7 @@ import pyarrow as pa
 import trio
 from tests.simulation.apps import leaves
 from tests.simulation.bank import Account, Add, Added, Reminded
+from tests.simulation.fleets import main
 
 from levada.actors.durable import shards
 from levada.actors.journal.columns import columns_of
@@ -44,14 +51,8 @@ from levada.transports.rsocket.extensions import BearerAuthentication, Composite
 
 __all__ = ["FAULTS", "Bridges"]
 
-FAULTS: Final = Faults(
-    strikes=10,
-    every=0.7,
-    disk_errors=2.0,
-    power_failures=2.0,
-    aims={"Append", "Deliver", "StageRows", "Tell", "fdatasync", "rename"},
-)
-"""Strikes at random times; in half of the worlds, also at questions of executors, appends, deliveries and their syncs."""
+FAULTS: Final = Faults(strikes=10, every=0.7, disk_errors=2.0, power_failures=2.0, aims={"Deliver", "Tell", "commit"})
+"""Strikes at random times; in half of the worlds, also at questions of executors, deliveries, and commits of the ledger."""
 _FOLDER: Final = "/bridge"
 _ENTRIES: Final = 10
 """Questions of each executor."""
@@ -164,14 +165,14 @@ class Bridges:
                 todo.popleft()
                 await trio.sleep(0.3)
 
-        async def main() -> None:
+        async def process() -> None:
             await self._until_done(work)
             done.set()
 
-        return main
+        return process
 
     def _stream(self, world: World, done: trio.Event) -> Any:
-        async def main() -> None:
+        async def process() -> None:
             rng = random.Random(f"stream {world.seed} {trio.current_time()}")
 
             async def copy(peer: ConnectedPeer) -> None:
@@ -184,7 +185,7 @@ class Bridges:
             await self._until_done(self._check)
             done.set()
 
-        return main
+        return process
 
     async def _step(self, peer: ConnectedPeer, rng: random.Random) -> None:
         """Plan a batch, unless one is planned, and deliver it."""
@@ -286,3 +287,9 @@ async def _read(peer: ConnectedPeer, mailbox: str, batch: _Batch, part: int) -> 
 def _apply(ids: tuple[str, ...], id: str) -> tuple[tuple[str, ...], int]:
     after = ids if id in ids else (*ids, id)
     return after, after.index(id) + 1
+
+
+if __name__ == "__main__":
+    logging.disable(logging.CRITICAL)
+    bridges = Bridges()
+    main(*sys.argv[1:], scenario=bridges.run, faults=FAULTS, more=lambda: bridges.repeated)

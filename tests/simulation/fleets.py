@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import Final
 
 from tests.simulation.bank import FAULTS, Bank
-from tests.simulation.mutants import MOVES, MUTANTS
+from tests.simulation.mutants import BRIDGES, MOVES, MUTANTS
 
 from levada.framework.testing.simulation import Faults, SimulationFailure, World, simulate
 
@@ -35,7 +35,7 @@ def main(
 ) -> None:
     """Run worlds, and print the seed of each, its digest, its strikes, and more; or the text of its failure. Exit with 1 when so many have failed."""
     if mutant:
-        (MUTANTS | MOVES)[mutant]()
+        (MUTANTS | MOVES | BRIDGES)[mutant]()
     left = int(least)
     for seed in range(int(first), int(first) + int(count)):
         try:

@@ -14,10 +14,11 @@ from levada.actors.durable.reminders import Reminders
 from levada.actors.durable.rows import FIRED
 from levada.actors.durable.shard import Shard
 from levada.actors.journal import Appended, appends
+from levada.actors.journal.ledger import Ledger
 from levada.actors.nodes.placing import Placing
 from levada.framework.testing.simulation import SimulatedFiles
 
-__all__ = ["FOUND", "KEEPERS", "MOVES", "MUTANTS", "OWNERS"]
+__all__ = ["BRIDGES", "FOUND", "KEEPERS", "MOVES", "MUTANTS", "OWNERS"]
 
 
 def no_command_memory() -> None:
@@ -131,6 +132,16 @@ def moves_twice() -> None:
     placing.move = move
 
 
+def delivers_again() -> None:
+    """A mailbox does not know which batches were delivered before."""
+    ledger: Any = Ledger
+
+    def delivered(self: Any, query: str, batch: int) -> None:
+        self._connection.execute("DELETE FROM batches WHERE query = ? AND batch = ?", (query, batch))
+
+    ledger.delivered = delivered
+
+
 MUTANTS: Final[dict[str, Callable[[], None]]] = {
     each.__name__: each
     for each in (
@@ -147,6 +158,8 @@ MUTANTS: Final[dict[str, Callable[[], None]]] = {
 }
 MOVES: Final[dict[str, Callable[[], None]]] = {moves_twice.__name__: moves_twice}
 """The mutants that `tests.simulation.moves` has to find."""
+BRIDGES: Final[dict[str, Callable[[], None]]] = {delivers_again.__name__: delivers_again}
+"""The mutants that `tests.simulation.bridges` has to find."""
 OWNERS: Final = frozenset({"no_fence", "two_owners"})
 """The mutants for which a shard has to move from an owner that does not know it: see `tests.simulation.handover`."""
 KEEPERS: Final = frozenset({"asks_anew", "gives_up_at_once"})
@@ -162,10 +175,11 @@ FOUND: Final[dict[str, tuple[int, int]]] = {
     "gives_up_at_once": (4, 20),
     "asks_anew": (3, 36),
     "moves_twice": (4, 24),
+    "delivers_again": (2, 120),
 }
 """How many of how many worlds have to find a mutant. A change after which fewer do has made worlds blind, or draws other worlds: look for the cause.
 
 Each wants about a third of what was found when this was written: of 40 worlds 2 found `no_command_memory`; of 24, 2 `answers_before_the_disk`, 1
 `answers_after_the_loss`, 24 `reminders_fire_twice` and 9 `no_sync`; of 8, 4 `no_fence` and 4 `two_owners`; of 16, 10 `gives_up_at_once` and 4
-`asks_anew`; of 20, 11 `moves_twice`.
+`asks_anew`; of 20, 11 `moves_twice`; of 60, 3 `delivers_again`.
 """

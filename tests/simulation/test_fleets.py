@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("pyarrow")
 
-from tests.simulation.mutants import FOUND, KEEPERS, MOVES, MUTANTS, OWNERS
+from tests.simulation.mutants import BRIDGES, FOUND, KEEPERS, MOVES, MUTANTS, OWNERS
 
 ROOT = Path(__file__).parents[2]
 
@@ -129,6 +129,12 @@ def test_a_thousand_apps_with_everything_have_no_bad_one(part: int) -> None:
 @pytest.mark.parametrize("mutant", sorted(MOVES))
 def test_a_singleton_that_runs_twice_is_found_as_often_as_ever(mutant: str) -> None:
     require_found(mutant, "moves")
+
+
+@pytest.mark.release
+@pytest.mark.parametrize("mutant", sorted(BRIDGES))
+def test_a_batch_that_is_delivered_again_is_found_as_often_as_ever(mutant: str) -> None:
+    require_found(mutant, "bridges")
 
 
 def require_found(mutant: str, program: str) -> None:
