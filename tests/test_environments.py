@@ -117,3 +117,63 @@ def test_the_runtime_on_every_python(tmp_path: Path, minor: int) -> None:
     if python is None:
         pytest.skip(f"there is no Python 3.{minor} on this machine")
     run_tests(tmp_path / "venv", python, *CORE, "-c", str(ROOT / "constraints.txt"))
+
+
+ELSEWHERE = """
+import importlib, os, signal, socket, sys
+import trio
+from levada.actors.interop import certificates  # brings cryptography
+
+pair, unix = socket.socketpair, socket.AF_UNIX
+socket.socketpair = lambda family=unix, *more: pair(family, *more)  # trio's own
+for module, names in {
+    os: "getuid geteuid getgid fork register_at_fork sched_getaffinity sched_setaffinity killpg nice fchmod pwritev O_CLOEXEC O_NONBLOCK O_DIRECTORY",
+    socket: "AF_UNIX SO_REUSEPORT SO_PEERCRED",
+    signal: "SIGHUP SIGUSR1 SIGUSR2 SIGKILL SIGSTOP SIGCONT",
+}.items():
+    for name in names.split():
+        if hasattr(module, name):
+            delattr(module, name)
+for name in ("fcntl", "termios", "resource", "pwd", "grp"):
+    sys.modules[name] = None
+folder, *public = sys.argv[1:]
+for name in public:
+    importlib.import_module(name)
+
+from levada.actors import cli
+from levada.actors.journal import JournalConfig, Store
+
+import pyarrow as pa
+
+with Store.open(folder, pa.schema([("word", pa.string())]), config=JournalConfig(partitions=1)) as store:
+    pass
+for command in ("journal ls " + folder, "top --once", "nodes ls", "serve json:dumps --nodes 2"):
+    print(cli.main(command.split()), flush=True)
+"""
+
+
+@pytest.mark.ci
+def test_where_posix_has_more_than_a_system_commands_say_so(tmp_path: Path) -> None:
+    """Names of modules that Windows has not are taken away; what needs none of them works, and the rest says what it needs."""
+    pytest.importorskip("pyarrow")
+    public = sorted(
+        {
+            *re.findall(
+                r"automodule:: (\S+)", "".join(page.read_text("utf-8") for page in (ROOT / "docs/api").glob("*.rst"))
+            )
+        }
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", ELSEWHERE, str(tmp_path / "words"), *public],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stdout.splitlines() if line.isdecimal()] == ["0", "2", "2", "2"]
+    assert done.stderr.splitlines() == [
+        "levada: servers are found through Unix sockets, which this system does not have",
+        "levada: servers are found through Unix sockets, which this system does not have",
+        "levada: --nodes and --reload need Unix sockets, which this system does not have",
+    ]

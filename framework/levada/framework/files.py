@@ -93,7 +93,9 @@ class Files:
         return os.pwrite(fd, data, offset)
 
     def pwritev(self, fd: int, buffers: Sequence[ReadableBuffer], offset: int, /) -> int:
-        """As `os.pwritev`."""
+        """As `os.pwritev`, or one `pwrite` where the system has no such call."""
+        if not hasattr(os, "pwritev"):
+            return self.pwrite(fd, b"".join(buffers), offset)
         return os.pwritev(fd, buffers, offset)
 
     def ftruncate(self, fd: int, length: int, /) -> None:

@@ -131,7 +131,7 @@ def test_wrong_rows_are_refused_and_not_written(tmp_path: Path) -> None:
     with pytest.raises(TypeError, match="rows is list, wanted a record batch or bytes"):
         CopyRows([1], 0, 0, 1)
     small = JournalConfig(segment_bytes=4096, block_bytes=1024, max_bytes=12_000, retain_bytes=1)
-    with Store.open(tmp_path / "small", SCHEMA, small) as store, pytest.raises(JournalFull):
+    with Store.open(tmp_path.with_name(f"{tmp_path.name}-small"), SCHEMA, small) as store, pytest.raises(JournalFull):
         store.declare_group("g")
         for at in range(0, 1000, 100):
             store.copy(CopyRows(rows(list(range(at, at + 100))), 0, at, at + 100))

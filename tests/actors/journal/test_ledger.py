@@ -151,7 +151,7 @@ def test_a_batch_that_does_not_fit_leaves_nothing(tmp_path: Path) -> None:
             deliver(store, "big", 0, (0, rows(*range(900))))
         assert store.delivered("big", 0) is None
     with (
-        Store.open(tmp_path / "empty", SCHEMA, config) as store,
+        Store.open(tmp_path.with_name(f"{tmp_path.name}-empty"), SCHEMA, config) as store,
         pytest.raises(JournalError, match="a batch of more than 6144 bytes never fits"),
     ):
         deliver(store, "big", 0, (0, rows(*range(900))))

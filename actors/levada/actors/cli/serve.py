@@ -9,6 +9,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
@@ -152,6 +153,8 @@ def run(args: argparse.Namespace) -> int:
         )
     if args.fence is not None and args.nodes is None:
         raise ConfigurationError("--fence needs --nodes: one process has no others that outlive it")
+    if args.nodes is not None and not hasattr(socket, "AF_UNIX"):
+        raise ConfigurationError("--nodes and --reload need Unix sockets, which this system does not have")
     found = find(args.target)
     app = _handler_app(found, args) if args.url else _app(found, args)
     with _logs_on_stderr(args.log), late_ones_dropped(RELOAD) as numbers:
@@ -353,6 +356,7 @@ class _Run:
         """Return an error that one line explains. Any other error is logged with its traceback in the app, which the programmer needs."""
         if not needs_traceback(error):
             return error
+        logger.debug("its whole traceback", exc_info=error)
         own_frames(error, self._args.target)
         when = {"starting": "before its yield", "serving": "while it served", "draining": "at its end"}[self._state]
         logger.error("the app has failed", exc_info=error, extra={"event": "app_failed"})

@@ -28,6 +28,8 @@ __all__ = ["console_of", "own_console", "serve_own_console"]
 logger = logging.getLogger("levada.serve")
 
 _SUFFIX: Final = ".console"
+_HAS_CONSOLES: Final = hasattr(socket, "AF_UNIX") and hasattr(os, "getuid")
+"""Not on Windows."""
 _NODES: Final = ".nodes.console"
 """The suffix of servers with nodes."""
 
@@ -73,8 +75,7 @@ async def serve_own_console(system: ActorSystem, commands: Mapping[str, Command]
     If there can be no console, the log says why, and the server works without it. A server in a simulated network has none.
     """
     async with AsyncExitStack() as console:
-        # not on Windows
-        if PLATFORM.get().network is None and hasattr(socket, "AF_UNIX") and hasattr(os, "getuid"):
+        if PLATFORM.get().network is None and _HAS_CONSOLES:
             try:
                 path = own_console(nodes=commands is not None)
                 await console.enter_async_context(serve_console(system, path, commands=commands))
@@ -91,8 +92,10 @@ def console_of(pid: int | None, *, nodes: bool = False) -> Path:
         nodes: whether only servers with nodes count.
 
     Raises:
-        ConfigurationError: there is no such server, or `pid` is ``None`` and there are several.
+        ConfigurationError: there is no such server, or `pid` is ``None`` and there are several; or the system has no Unix sockets.
     """
+    if not _HAS_CONSOLES:
+        raise ConfigurationError("servers are found through Unix sockets, which this system does not have")
     kind = "levada serve --nodes" if nodes else "levada serve"
     pattern = f"*{_NODES if nodes else _SUFFIX}"
     found = {path.name.partition(".")[0]: path for path in sorted(_folder().glob(pattern)) if _answers(path)}

@@ -161,7 +161,7 @@ def _quantile(before: list[int], after: list[int]) -> float:
 def _memory() -> int | None:
     """Return the bytes of memory that the process has, or None where the system does not say (Linux does)."""
     try:
-        file = os.open("/proc/self/statm", os.O_RDONLY | os.O_CLOEXEC)
+        file = os.open("/proc/self/statm", os.O_RDONLY)
     except OSError:
         return None
     try:

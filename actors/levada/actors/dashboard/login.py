@@ -33,9 +33,9 @@ def key_from(path: Path | None) -> bytes:
     files = platform.files
     try:
         try:
-            file = files.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            file = files.open(path, os.O_RDONLY)
         except FileNotFoundError:
-            file = files.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            file = files.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o600)
             files.pwrite(file, platform.token_bytes(_KEY), 0)
         try:
             if files.fstat(file).st_mode & 0o077:

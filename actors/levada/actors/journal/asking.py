@@ -104,7 +104,7 @@ def put(files: Files, path: Path, data: bytes) -> None:
 
 def write(files: Files, path: Path, data: bytes, mode: int = 0o600) -> None:
     """Write a file, and sync nothing."""
-    descriptor = files.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, mode)
+    descriptor = files.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, mode)
     try:
         write_all(files, descriptor, [data], 0)
     finally:
@@ -134,7 +134,7 @@ def locked(files: Files, path: Path, refusal: str = COPIED, *, shared: bool = Fa
     Raises:
         JournalLocked: another process has it locked; `refusal` is the text.
     """
-    descriptor = files.open(path, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = files.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
     try:
         try:
             files.lock(descriptor, shared=shared)

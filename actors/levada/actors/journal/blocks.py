@@ -245,7 +245,7 @@ def header_at(view: memoryview, at: int, offset: int | None) -> Header | None:
 
 def map_file(files: Files, path: Path, start: int, stop: int, *, whole: bool = False) -> memoryview:
     """Map some bytes of a file, or copy them if they are few, or not many and needed as a whole. A slice keeps the mapping alive."""
-    descriptor = files.open(path, os.O_RDONLY | os.O_CLOEXEC)
+    descriptor = files.open(path, os.O_RDONLY)
     try:
         if stop - start <= (_COPY_WHOLE_BELOW if whole else _COPY_BELOW):
             return memoryview(files.pread(descriptor, stop - start, start))

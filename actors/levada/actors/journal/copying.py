@@ -291,7 +291,7 @@ def write_pinned(files: Files, source: Path, size: int, copy: Path, wrote: Calla
 def synced_file(files: Files, path: Path) -> Iterator[int]:
     """Make a file for a block, and sync it."""
     with refusals(path):
-        descriptor = files.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        descriptor = files.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
     try:
         yield descriptor
         with refusals(path):

@@ -113,7 +113,7 @@ class Ends:
         """Replace the file; the new one is on the disk when this returns."""
         files, size = platform.files, _copy_size(len(promise.end))
         beside = path.with_name(path.name + ".new")
-        descriptor = files.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        descriptor = files.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             write_all(files, descriptor, [_pack(promise, number).ljust(size, b"\0") for number in (1, 2)], 0)
             files.fsync(descriptor)

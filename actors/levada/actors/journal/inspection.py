@@ -266,7 +266,7 @@ def inspect(directory: Path, *, blocks: bool = False) -> Iterator[Inspection]:
 
 def _lock(files: Files, directory: Path, resources: ExitStack) -> None:
     try:
-        lock = files.open(directory / "lock", os.O_RDONLY | os.O_CLOEXEC)
+        lock = files.open(directory / "lock", os.O_RDONLY)
     except FileNotFoundError:
         return
     resources.callback(files.close, lock)

@@ -167,7 +167,7 @@ class Segment:
         )
         path = folder / f"{first:020d}.segment"
         beside, taken = path.with_suffix(".new"), files.exists(path)
-        descriptor = files.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600)
+        descriptor = files.open(beside, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
         try:
             write_all(files, descriptor, [data], 0)
             segment = cls(files, path, header)
@@ -213,7 +213,7 @@ class Segment:
     def open_for_writing(self) -> None:
         """Open the file again, to write behind its last block."""
         if self._descriptor < 0:
-            self._descriptor = self.files.open(self.path, os.O_RDWR | os.O_CLOEXEC)
+            self._descriptor = self.files.open(self.path, os.O_RDWR)
 
     @property
     def named_size(self) -> int:

@@ -112,7 +112,7 @@ class Store:
             require_apart(files, path)
         files.make_durable_folder(path)
         with ExitStack() as resources:
-            lock = files.open(path / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            lock = files.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             resources.callback(files.close, lock)
             try:
                 files.lock(lock)

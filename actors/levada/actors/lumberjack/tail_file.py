@@ -76,7 +76,7 @@ class OpenFile:
     def __init__(self, path: str) -> None:
         # Without O_NONBLOCK, opening a pipe that has replaced the file would wait for a writer.
         self._files = files = PLATFORM.get().files
-        self._descriptor = files.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+        self._descriptor = files.open(path, os.O_RDONLY | getattr(os, "O_NONBLOCK", 0))
         status = files.fstat(self._descriptor)
         self.device, self.inode, self.size = status.st_dev, status.st_ino, status.st_size
         self.born = files.born(self._descriptor)

@@ -46,7 +46,7 @@ async def fenced(path: str | None, patience: float) -> AsyncIterator[int | None]
     if path is None:
         yield None
         return
-    number = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    number = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
     try:
         if not _locked(number):
             logger.warning("waiting for the processes of another fleet to end, which have the fence %s", path)

@@ -81,7 +81,8 @@ async def local_nodes(
         The fleet.
 
     Raises:
-        ConfigurationError: the app cannot be imported elsewhere, a name is taken, or another fleet has the `NodeSettings.fence`.
+        ConfigurationError: the system has no Unix sockets, the app cannot be imported elsewhere, a name is taken, or another fleet has the
+            `NodeSettings.fence`.
         NodeLost: a node could not start; the text says why, and a note has its traceback.
         OSError: the folder for the nodes' sockets cannot be made, or the fence cannot be opened.
 
@@ -91,6 +92,8 @@ async def local_nodes(
             async with ActorSystem() as system, local_nodes(system, 4, "shop.workers:app") as nodes:
                 worker = await nodes.spawn(Worker, on="any")
     """
+    if not hasattr(socket, "AF_UNIX"):
+        raise ConfigurationError("nodes as child processes need Unix sockets, which this system does not have")
     settings = settings or NodeSettings()
     fleet = Fleet.of(system)
     async with AsyncExitStack() as ours:

@@ -221,6 +221,7 @@ class _Body:
                 await side.leave(self.drain_timeout, last=False)
         except (Exception, SystemExit) as error:
             text = failure_text(error, welcome.app)
+            logger.debug("the whole traceback of what ended the app", exc_info=error)
             own_frames(error, welcome.app)
             if self._end.is_set() and not ready:
                 # There was no work yet, and the app may have failed because the server is ending.

@@ -141,7 +141,8 @@ def _forget() -> None:
     _connections.clear()
 
 
-os.register_at_fork(after_in_child=_forget)
+if hasattr(os, "register_at_fork"):  # not on Windows
+    os.register_at_fork(after_in_child=_forget)
 
 
 def _connect(address: str, token_file: str | None) -> tuple[BlockingPeer, bool]:

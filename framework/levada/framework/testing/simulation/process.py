@@ -12,7 +12,7 @@ from concurrent.futures import Executor, Future
 from contextlib import nullcontext
 from contextvars import ContextVar
 from functools import partial
-from signal import SIGKILL, SIGTERM
+from signal import SIGTERM
 from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
 
 import attrs
@@ -33,6 +33,9 @@ if TYPE_CHECKING:
     from .world import World
 
 __all__ = ["PROCESS", "Machine", "Process"]
+
+SIGKILL: Final = 9
+"""As Linux has it, also where `signal` has none."""
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
