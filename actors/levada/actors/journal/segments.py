@@ -69,6 +69,8 @@ _SMALL = 4096
 """Bytes of a block below which it costs more than its rows."""
 _ANEW = 4 << 20
 """Bytes that are rewritten at a time."""
+MOST_CHECKED = 1 << 14
+"""Blocks here and there of which a segment remembers that they have passed their checksum: 1 MB. Then it forgets them, and checks them again."""
 _FEW = 64
 """Fewer blocks are not worth a merge."""
 
@@ -463,7 +465,7 @@ class Segment:
             self._positions.pop()
         low, high = self._checked
         self._checked = (low, min(high, size))
-        self._checked_alone = {at for at in self._checked_alone if at < size}
+        self._checked_alone = set()  # not those that are left: another thread may add one meanwhile
         if end == self.first:
             self.oldest = self.newest = self.last = 0.0
 
@@ -542,6 +544,8 @@ class Segment:
                 data = view[at - start + BLOCK.size : at - start + BLOCK.size + length]
                 if not self._has_checked(at) and (header := header_at(view, at - start, first)) is not None:
                     self._require_fit(header, at, data)
+                    if len(self._checked_alone) >= MOST_CHECKED:
+                        self._checked_alone = set()
                     self._checked_alone.add(at)
                 block = Block(self.partition, first, rows, 0, pa.py_buffer(data), self.schema, stamp / 1e6)
                 if kept is not None and length:
