@@ -675,6 +675,8 @@ def evolve(value: Any, **changes: Any) -> Any:
         (Price("\ud800", 1.0, 1), ValueError, "Price.symbol: 'utf-8' codec can't encode"),
         (Box({"a": [1, {"b": 2**64}]}), ValueError, "Box.value['a'][1]['b']: expected an int"),
         (Box({2**64: 1}), ValueError, "Box.value[key 18446744073709551616]: expected an int"),
+        (Box({(1, 2): 3}), TypeError, "Box.value[key (1, 2)]: a tuple comes back as a list, which is no key"),
+        (Box([{((1,),): 3}]), TypeError, "Box.value[0][key ((1,),)]: a tuple comes back as a list"),
         (Box([1, {2}]), TypeError, "Box.value[1]: set cannot travel without an annotation that says set"),
         (Box(object()), TypeError, "Box.value: object cannot travel"),
         (Box(dt.datetime(2024, 1, 1)), ValueError, "Box.value: a datetime without timezone"),  # noqa: DTZ001
@@ -697,6 +699,26 @@ def test_encoding_errors_name_path_and_cause(value: Any, error: type[Exception],
     with pytest.raises(error) as caught:
         codec.encode(value)
     assert str(caught.value).startswith(text)
+
+
+@pytest.mark.parametrize(
+    ("annotation", "value", "place"),
+    [
+        (dict[Any, int], {(1, 2): 3}, "[key (1, 2)]"),
+        (dict[tuple[Any, int], int], {((1,), 2): 3}, "[key ((1,), 2)][0]"),
+        (dict[int | Any, int], {(1,): 2}, "[key (1,)]"),
+        (set[Any], {(1, 2)}, "[0]"),
+        (frozenset[tuple[Any, ...]], frozenset({((1,),)}), "[0][0]"),
+    ],
+)
+def test_a_key_that_would_not_come_back_hashable_is_refused(annotation: Any, value: Any, place: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        codec.encode(value, annotation)
+    assert str(caught.value).startswith(f"{place}: a tuple comes back as a list")
+    assert codec.decode(codec.encode({(1, 2): 3}, dict[tuple[int, int], int]), dict[tuple[int, int], int]) == {
+        (1, 2): 3
+    }
+    assert codec.decode(codec.encode({1, "a"}, set[Any]), set[Any]) == {1, "a"}
 
 
 def test_a_subclass_without_the_decorator_cannot_travel() -> None:

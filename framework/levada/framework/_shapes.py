@@ -417,11 +417,17 @@ def _union(members: list[Shape]) -> Shape:
     return Shape(name, lower, lift, tuple(by_type), tuple(by_wire), plain, straight)
 
 
-def _anything() -> Shape:
+def _anything(*, as_key: bool = False) -> Shape:
+    """Make the shape of `Any`; with `as_key` that of a key of a dict or a member of a set, which must come back hashable."""
+
     def lower(value: Any, out: Out, depth: int) -> Any:
         kind = type(value)
         if kind in PLAIN:
             return value
+        if as_key and kind is tuple:
+            raise Misfit(
+                "a tuple comes back as a list, which is no key: annotate it, as in dict[tuple[int, str], float]"
+            )
         if kind in lower_as:
             return lower_as[kind](value, out, depth)
         if is_message(kind):
@@ -445,7 +451,7 @@ def _anything() -> Shape:
 
     shape = Shape("Any", lower, lift, (), (), PLAIN, _straight.as_is(PLAIN))
     items = _array("list", shape, (list, tuple), list)
-    pairs = _mapping("dict", shape, shape)
+    pairs = _mapping("dict", shape if as_key else _ANY_KEY, shape)
     lower_as = {dt.datetime: _LEAVES[dt.datetime].lower, list: items.lower, tuple: items.lower, dict: pairs.lower}
     return shape
 
@@ -629,6 +635,7 @@ def _message(name: str, wanted: tuple[type, ...]) -> Shape:
 
 
 _ANY_MESSAGE = _message("a message", (object,))
+_ANY_KEY = _anything(as_key=True)
 _ANY = _anything()
 
 
@@ -641,27 +648,27 @@ def shape_of(annotation: Any) -> Shape:
     return shape
 
 
-def _compile(annotation: Any) -> Shape:
+def _compile(annotation: Any, *, as_key: bool = False) -> Shape:
     part = part_of(annotation)
     origin, arguments = part.origin, part.arguments
     match part.form:
         case Form.ANY:
-            return _ANY
+            return _ANY_KEY if as_key else _ANY
         case Form.VARIABLE:
-            return _compile(*arguments)
+            return _compile(*arguments, as_key=as_key)
         case Form.LITERAL:
             return _literal(type_name(part.annotation), arguments)
         case Form.UNION:
-            return _compile_union([_compile(argument) for argument in arguments])
+            return _compile_union([_compile(argument, as_key=as_key) for argument in arguments])
         case Form.ITEMS:
-            item = _compile(*arguments)
             takes, build = CONTAINERS[origin]
+            item = _compile(*arguments, as_key=as_key or build in (set, frozenset))
             return _array(f"{build.__name__}[{item.name}{', ...' if build is tuple else ''}]", item, takes, build)
         case Form.TUPLE:
-            shapes = tuple(_compile(argument) for argument in arguments)
+            shapes = tuple(_compile(argument, as_key=as_key) for argument in arguments)
             return _fixed_tuple(f"tuple[{', '.join(shape.name for shape in shapes)}]", shapes)
         case Form.MAPPING:
-            key, item = (_compile(argument) for argument in arguments)
+            key, item = _compile(arguments[0], as_key=True), _compile(arguments[1])
             return _mapping(f"dict[{key.name}, {item.name}]", key, item)
         case Form.ENUM:
             return _enum(origin)
@@ -677,8 +684,9 @@ def _compile(annotation: Any) -> Shape:
 
 
 def _compile_union(shapes: list[Shape]) -> Shape:
-    if _ANY in shapes:
-        return _ANY
+    for anything in (_ANY, _ANY_KEY):
+        if anything in shapes:
+            return anything
     messages = [shape for shape in shapes if shape.wire_kinds == ("message",)]
     if len(messages) > 1:
         together = _message(

@@ -24,7 +24,7 @@ What a field may hold
     Sender[T] and whatever else is `Attachable`  ext 1
     A | B                                        as the member; members must differ on the wire (messages count as one)
     Any                                          None, bool, int, float, str, bytes, datetime, list, dict, messages, handles;
-                                                 a tuple arrives as a list
+                                                 a tuple arrives as a list, so it is refused as a key and in a set
     ===========================================  ====================================================================
 
 Growth

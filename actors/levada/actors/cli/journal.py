@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import base64
 import json
+import shlex
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -356,7 +357,7 @@ def _repair(args: argparse.Namespace) -> int:
         print(f"{printable(str(path))}: a repair would lose {lost:,} acknowledged rows.")
         if damaged:
             print("It is better to restore the files from a backup.")
-        print(f"Nothing was changed. To repair: levada journal repair --yes {printable(str(path))}")
+        print(f"Nothing was changed. To repair: levada journal repair --yes {shlex.quote(printable(str(path)))}")
         return 1
     with Store.open(path, config=JournalConfig(partitions=partitions, accept_loss=True)) as store:
         statistics = store.statistics()
