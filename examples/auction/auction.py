@@ -26,7 +26,6 @@ from levada.framework import (
     Asks,
     Metric,
     OneshotSender,
-    Receiver,
     Sample,
     Sender,
     channel,
@@ -298,12 +297,6 @@ def carrier(url: str, *, serves: bool = False) -> QmuxConfig | None:
     return QmuxConfig(below=own)
 
 
-async def ticks(prices: Receiver[Price]) -> AsyncIterator[bytes]:
-    async with prices:
-        async for price in prices:
-            yield json.dumps(price.as_json()).encode()
-
-
 async def app(
     system: ActorSystem, front: str = FRONT, ticker: str = TICKER
 ) -> AsyncIterator[tuple[aqueduct.Listener, rsocket.Listener]]:
@@ -317,16 +310,22 @@ async def app(
             case Order(lot, id, what, answer):
                 answer.send(await lots[lot].ask(what, command=id))
             case Follow(lot, prices):
-                sender, receiver = channel(Price)
-                await lots[lot].ask(Watch(sender))
-                await forward(receiver, prices)  # a channel that came from one process cannot be sent on to another
+                sender, receiver = channel(Price)  # one that came from another process cannot be sent on
+                with receiver:
+                    await lots[lot].ask(Watch(sender))
+                    await forward(receiver, prices)
             case Browse(answer):
                 answer.send(await catalogue.ask(Show()))
 
-    async def serve_prices(request: rsocket.Request) -> AsyncIterator[bytes]:
+    async def ticks(lot: str) -> AsyncIterator[bytes]:
         sender, receiver = channel(Price)
-        await lots[request.data.decode()].ask(Watch(sender))
-        return ticks(receiver)
+        with receiver:
+            await lots[lot].ask(Watch(sender))
+            async for price in receiver:
+                yield json.dumps(price.as_json()).encode()
+
+    async def serve_prices(request: rsocket.Request) -> AsyncIterator[bytes]:
+        return ticks(request.data.decode())
 
     # A follower occupies a handler as long as it follows.
     many = aqueduct.PeerConfig(max_handlers=5000, carrier=carrier(front, serves=True))

@@ -83,7 +83,8 @@ def recover(
         )
     if ledger.partitions != config.partitions:
         raise ConfigurationError(
-            f"{directory} has {ledger.partitions} partitions, which cannot change to {config.partitions}; give a log of durable actors shards="
+            f"{directory} has {ledger.partitions} partitions, which cannot change to {config.partitions}; "
+            f"of durable actors, give it as shards={ledger.partitions}"
         )
     columns = schema if schema is not None else columns_of(Envelope).schema
     memory = KeptBlocks()
