@@ -21,7 +21,7 @@ from levada.actors.journal import JournalError
 from levada.framework import ActorSystem
 
 MODULES = modules_of("add-a-store.md")
-CHECKS = {check.name: check for check in log_checks()}
+CHECKS = {check.name: check for check in log_checks(timeout=300.0)}
 MISTAKES = [
     ("an_append_elsewhere_is_fenced_and_writes_nothing", "if stop != at:", "if stop < at:"),
     ("an_append_elsewhere_is_fenced_and_writes_nothing", "return Fenced(shard, stop)", "return Fenced(shard, at)"),

@@ -74,7 +74,10 @@ async def test_a_journal_keeps_the_promise(check: LogCheck, tmp_path: Path, auto
 
 @pytest.mark.parametrize(
     "check",
-    [pytest.param(each, marks=pytest.mark.ci if each.name in KEPT else pytest.mark.release) for each in log_checks()],
+    [
+        pytest.param(each, marks=pytest.mark.ci if each.name in KEPT else pytest.mark.release)
+        for each in log_checks(timeout=300.0)
+    ],
     ids=str,
 )
 async def test_a_keeper_keeps_the_promise(check: LogCheck, tmp_path: Path) -> None:

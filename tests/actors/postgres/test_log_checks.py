@@ -56,6 +56,6 @@ async def made(server: Cluster, url: str, columns: pa.Schema, partitions: int) -
         yield MadeLog(system=system, ref=one, other=two, restart=again, tailed=True, copied=True, trimmed=True)
 
 
-@pytest.mark.parametrize("check", log_checks(), ids=str)
+@pytest.mark.parametrize("check", log_checks(timeout=300.0), ids=str)
 async def test_postgresql_keeps_the_promise(check: LogCheck, server: Cluster, url: str) -> None:
     await check(partial(made, server, url))
