@@ -106,9 +106,8 @@ def test_a_world_agrees_with_sockets(case: str, authority: Authority, stranger: 
 
 
 def test_a_reloaded_certificate_is_shown_to_the_next_client(authority: Authority, stranger: Authority) -> None:
-    file = authority.issue("server")
-
     async def main() -> list[str | None]:
+        file = authority.issue("server")  # in here: a world that imports modules is run again
         shown: list[str | None] = []
         async with tls.listen("tls://localhost:0", TlsConfig(certificate=file)) as listener:
             for name in ("server", "renewed"):
