@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import logging
-import math
 import os
 import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, Never, TypeVar, cast
 
 import attrs
 import trio
@@ -18,7 +17,6 @@ from levada.actors.apps import importable
 from levada.actors.journal import LogStore, partition_of
 from levada.actors.journal.places import archive_place
 from levada.framework import Actor, ActorSystem, Asks, Ref, bounded, handles
-from levada.framework.durations import is_duration
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.files import folder_path
 from levada.framework.handlers import flatten
@@ -31,7 +29,7 @@ from .hosting import MAILBOX
 from .opening import AGAIN, Folder, OpenShards, Place, columns_in, database_at, has_streams, open_journal
 from .routing import Follower, Route, ShardRoutes, ToShard, subscribed
 from .rows import ShardLog, load_arrow
-from .settings import GetShardStatistics, Keep, ShardSettings, ShardStatistics, Terms, require_keep
+from .settings import GetShardStatistics, Keep, ShardsConfig, ShardSettings, ShardStatistics, Terms, require_keep
 from .shard import Finisher, Shard
 from .turns import CommandTurn, EntityCommand, Erase
 
@@ -49,6 +47,7 @@ LONGEST_ID = 1000
 """The most bytes of an id."""
 _SHARD_AGAIN = attrs.evolve(AGAIN, max_backoff=1.0)
 """A shard ends with each append that a failing disk refuses, and what needs no rows should not wait for long."""
+_DEFAULTS = ShardsConfig()
 
 
 @attrs.define(eq=False)
@@ -68,7 +67,7 @@ class Entity(Generic[M]):
         Args:
             message: an instance of a class that the durable actor handles.
             command: an id for this command, text of 1 to 1000 bytes. If the entity has handled a command with this id, nothing is done again, and
-                the recorded answer is returned. The entity remembers its newest ids (``shards(remember=…)``).
+                the recorded answer is returned. The entity remembers its newest ids (`ShardsConfig.remember`).
             timeout: as for `Ref.ask`.
 
         Raises:
@@ -175,7 +174,6 @@ class _Root(Actor[_Start]):
     settings: ShardSettings
     place: Place
     count: int
-    patience: float
 
     @handles
     async def start(self, _: _Start) -> tuple[Ref[Any], Sequence[Ref[Any]]] | None:
@@ -186,9 +184,10 @@ class _Root(Actor[_Start]):
             self.reply_later().fail(error)
             self.stop()
             return None
+        patience = self.settings.terms.config.patience
         found = [
             self.spawn(
-                Shard, self.settings, Access(journal, number, has_streams(self.place), self.patience),
+                Shard, self.settings, Access(journal, number, has_streams(self.place), patience),
                 name=str(number), mailbox=bounded(MAILBOX), supervise=_SHARD_AGAIN,
             )
             for number in range(self.count)
@@ -288,15 +287,12 @@ async def shards(
     journal: str | os.PathLike[str] | Ref[Any] | LogStore,
     shards: int = 16,
     nodes: Nodes | Literal["default"] | None = "default",
-    idle: float = 60.0,
-    remember: int = 256,
-    snapshot_every: int = 1000,
-    max_live: int = 100_000,
     keep: float | Keep | None = None,
-    patience: float = 30.0,
     keeper: bool = False,
+    config: ShardsConfig = _DEFAULTS,
     name: str | None = None,
     clock: Callable[[], float] | None = None,
+    **unknown: Never,
 ) -> Shards[M]:
     """Start the shards of a durable class, or join them.
 
@@ -314,22 +310,19 @@ async def shards(
         shards: the number of partitions of the log, 1 to 4096, fixed when the log is made. Entities are spread over them by their ids.
         nodes: the nodes for the entities: each shard is on one node that is up, and every node must have imported the class. None: this process. The
             default: on a node the nodes of its fleet, elsewhere this process.
-        idle: seconds without a command after which an entity leaves memory.
-        remember: how many command ids an entity remembers, the newest first.
-        snapshot_every: the number of rows of an entity after which its state is written too, so that reading it begins there.
-        max_live: about the most entities in memory: beyond it the least recently used leave first.
         keep: seconds. Older rows leave the log when the newest snapshot of their entity is behind them; the answers of the commands that an entity
             remembers stay, and reminders do. Fields of the class cannot change any more then: without its old rows, an entity is only in its
             snapshot. `Keep` has them archived first. None: all rows stay.
-        patience: seconds to wait for a journal that is out of reach. Commands wait too, each for its own time. Rows whose answer was lost are
-            sent again, and are written once. Behind that, commands whose rows may have been written fail with `OutcomeUnknown`.
         keeper: whether the journal of a folder runs in a child process, as with `levada.actors.journal.keeper`, so that it does not hold up
             this one, or the driver.
+        config: when entities leave memory, what they remember, and how long they wait for the journal.
         name: the name of the actor above the shards; by default the name of the class.
         clock: returns seconds since 1970. None: the time of the system, which is virtual if a test's clock of trio is. Not for entities on
             nodes: a function cannot travel, and each node has its own clock.
+        unknown: none; a setting of `ShardsConfig` here is refused with the way to write it.
 
     Raises:
+        TypeError: there is no such argument.
         ConfigurationError: an argument is invalid, does not fit the class or the log, or differs from the first call's; the text says what
             to do.
         JournalError: the folder cannot be opened, see `Store.open`, or the journal refuses; `SchemaMismatch` if its columns are not of these events.
@@ -339,19 +332,16 @@ async def shards(
     Cancellation:
         nothing was started.
     """
+    if unknown:
+        raise TypeError(_no_argument(*unknown))
     kinds = _kinds_of(events)
     _check_class(cls, kinds)
+    if not isinstance(config, ShardsConfig):
+        raise ConfigurationError(f"config is {config!r}, wanted a ShardsConfig")
     if not isinstance(shards, int) or not 1 <= shards <= 4096:
         raise ConfigurationError(f"shards is {shards!r}, wanted a number from 1 to 4096")
-    if not isinstance(idle, int | float) or not 0 < idle < math.inf:
-        raise ConfigurationError(f"idle is {idle!r}, wanted seconds, more than 0")
-    if not is_duration(patience, zero=True):
-        raise ConfigurationError(f"patience is {patience!r}, wanted seconds, 0 or more")
     if keep is not None and not isinstance(keep, Keep):
         require_keep(keep)
-    for setting, value in (("remember", remember), ("snapshot_every", snapshot_every), ("max_live", max_live)):
-        if not isinstance(value, int) or value < 1:
-            raise ConfigurationError(f"{setting} is {value!r}, wanted a whole number of 1 or more")
     if clock is not None and not callable(clock):
         raise ConfigurationError(f"clock is {clock!r}, wanted a function that returns seconds since 1970")
     fleet = _nodes_for(system, nodes)
@@ -363,16 +353,11 @@ async def shards(
     place = _place_of(journal, name, keeper=keeper)
     await load_arrow()
     wanted = ShardLog(kinds)
-    per_shard = -(-max_live // shards)
     terms = Terms(
         cls=f"{cls.__module__}:{cls.__qualname__}" if fleet is None else importable(cls),
         schema=wanted.schema.serialize().to_pybytes(),
         shards=shards,
-        idle=idle,
-        remember=remember,
-        snapshot_every=snapshot_every,
-        max_live=per_shard,
-        patience=patience,
+        config=config,
         keep=keep.seconds if isinstance(keep, Keep) else keep,
         archive=archive_place(keep.archive) if isinstance(keep, Keep) else "",
     )
@@ -406,7 +391,7 @@ async def _start(
     columns = await columns_in(system, place, wanted.schema, terms.shards)
     log = wanted if columns is wanted.schema else ShardLog([*wanted.kinds], columns)
     settings = ShardSettings.of(system, cls, log, terms, clock)
-    ref = system.spawn(_Root, settings, place, terms.shards, terms.patience, name=name, supervise="escalate")
+    ref = system.spawn(_Root, settings, place, terms.shards, name=name, supervise="escalate")
     try:
         log_ref, started = await ref.ask(_Start(), timeout=None)
     except BaseException:
@@ -442,6 +427,12 @@ def _place_of(journal: Any, name: str, *, keeper: bool) -> Place:
             "keeper=True needs a folder as journal=, and got a ref or a store: leave out one of the two"
         )
     return cast(Place, journal)
+
+
+def _no_argument(name: str, *_: str) -> str:
+    if name in attrs.fields_dict(ShardsConfig):  # type: ignore[arg-type]  # a message class is an attrs class
+        return f"shards() has {name}= in its config: write shards(…, config=ShardsConfig({name}=…))"
+    return f"shards() has no argument {name}="
 
 
 def _kinds_of(events: Any) -> tuple[type, ...]:

@@ -105,26 +105,24 @@ class OpenShards(Asks[OpenedShards]):
         Raises:
             ConfigurationError: it has others; the text names them, with both values.
         """
-        values = {
-            field.name: (getattr(self.terms, field.name), getattr(other.terms, field.name))
-            for field in attrs.fields(Terms)  # type: ignore[arg-type]  # a message class is an attrs class
-        }
-        values |= {"keeper": (self.keeper, other.keeper), "journal": (self._journal, other._journal)}
-        shards, others = values["shards"]
-        values["max_live"] = (
-            self.terms.max_live * shards,
-            other.terms.max_live * shards,
-        )  # the terms have it for one shard
-        if shards != others:
-            del values["max_live"]
-        found = [f"{argument}={ours}, now {theirs}" for argument, (ours, theirs) in values.items() if ours != theirs]
-        found = [_columns_text(*values["schema"]) if text.startswith("schema=") else text for text in found]
+        ours, theirs = self._arguments, other._arguments
+        found = [
+            f"{argument}={ours[argument]}, now {theirs[argument]}"
+            for argument in ours
+            if ours[argument] != theirs[argument]
+        ]
+        found = [
+            _columns_text(ours["schema"], theirs["schema"]) if text.startswith("schema=") else text for text in found
+        ]
         if found:
             raise ConfigurationError(f"the shards {name!r} were started with other arguments: {', '.join(found)}")
 
     @property
-    def _journal(self) -> object:
-        return os.fsdecode(self.folder) if self.journal is None else self.place
+    def _arguments(self) -> dict[str, Any]:
+        """The arguments of `shards`, by their names, and the schema in place of the events."""
+        terms, journal = self.terms, os.fsdecode(self.folder) if self.journal is None else self.place
+        found = {name: getattr(terms, name) for name in ("cls", "schema", "shards", "keep", "archive")}
+        return found | attrs.asdict(terms.config) | {"keeper": self.keeper, "journal": journal}  # type: ignore[arg-type]  # it is an attrs class
 
     @property
     def place(self) -> Place:

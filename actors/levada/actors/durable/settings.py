@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -19,7 +20,38 @@ from .entity import Durable
 from .rows import ShardLog
 from .snapshots import Snapshots
 
-__all__ = ["GetShardStatistics", "Keep", "ShardSettings", "ShardStatistics", "Terms"]
+__all__ = ["GetShardStatistics", "Keep", "ShardSettings", "ShardStatistics", "ShardsConfig", "Terms"]
+
+
+@message("levada.durable.shards_config", frozen=True)
+class ShardsConfig:
+    """When entities leave memory, and what they remember: ``shards(config=ShardsConfig(idle=3600.0))``.
+
+    Raises:
+        ConfigurationError: a value is out of range.
+    """
+
+    idle: float = 60.0
+    """Seconds without a command after which an entity leaves memory."""
+    remember: int = 256
+    """How many command ids an entity remembers, the newest first."""
+    snapshot_every: int = 1000
+    """The number of rows of an entity after which its state is written too, so that reading it begins there."""
+    max_live: int = 100_000
+    """About the most entities in memory: beyond it the least recently used leave first."""
+    patience: float = 30.0
+    """Seconds to wait for a journal that is out of reach. Commands wait too, each for its own time. Rows whose answer was lost are sent again, and
+    are written once. Behind that, commands whose rows may have been written fail with `OutcomeUnknown`."""
+
+    def __attrs_post_init__(self) -> None:
+        if not isinstance(self.idle, int | float) or not 0 < self.idle < math.inf:
+            raise ConfigurationError(f"idle is {self.idle!r}, wanted seconds, more than 0")
+        if not is_duration(self.patience, zero=True):
+            raise ConfigurationError(f"patience is {self.patience!r}, wanted seconds, 0 or more")
+        for setting in ("remember", "snapshot_every", "max_live"):
+            value = getattr(self, setting)
+            if not isinstance(value, int) or value < 1:
+                raise ConfigurationError(f"{setting} is {value!r}, wanted a whole number of 1 or more")
 
 
 @attrs.frozen
@@ -55,12 +87,7 @@ class Terms:
     schema: bytes
     """The columns of the log, as an Arrow IPC message."""
     shards: int
-    idle: float
-    remember: int
-    snapshot_every: int
-    max_live: int
-    """Of one shard."""
-    patience: float
+    config: ShardsConfig
     keep: float | None = None
     archive: str = ""
 

@@ -30,7 +30,8 @@ async def trim(journal: Ref[Any], shard: int, path: str, settings: ShardSettings
     assert settings.terms.keep is not None
     older = settings.clock() - settings.terms.keep
     try:
-        question = TrimRows(shard, older, settings.terms.remember, settings.snapshots.layout, settings.terms.archive)
+        remember = settings.terms.config.remember
+        question = TrimRows(shard, older, remember, settings.snapshots.layout, settings.terms.archive)
         done = await journal.ask(question, timeout=TIMEOUT)
     except (LevadaError, OSError) as error:
         logger.warning("%s is not trimmed: %s", path, error, extra={"event": "not_trimmed"})
