@@ -49,7 +49,7 @@ def folder_path(path: StrPath) -> Path:
     Raises:
         ConfigurationError: the name is empty, as a variable that was not set is; as a path it would be the current folder. Or it is a URL: as a path
             it would make folders named after its parts. Or it has keywords such as ``host=``, as libpq takes them. The text does not show it,
-            because it may have a password. Or it has a null character.
+            because it may have a password. Or it has a null character. Or it begins with ``~``, which only shells replace.
     """
     text = os.fspath(path)
     if not text:
@@ -61,6 +61,10 @@ def folder_path(path: StrPath) -> Path:
     if len(_KEYWORDS.findall(text)) > 1:
         raise ConfigurationError(
             "these are keywords of a connection to a database, and wanted is a folder or a URL: postgresql://user@host/database"
+        )
+    if os.fsdecode(text).startswith("~"):
+        raise ConfigurationError(
+            f"the path {os.fsdecode(text)!r:.100} begins with ~, which only a shell replaces: give the whole path, as Path.expanduser() returns it"
         )
     return Path(path)
 

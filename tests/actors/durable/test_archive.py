@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -83,6 +84,12 @@ async def test_an_archive_that_is_out_of_reach_keeps_the_rows_in_the_log(
         with pytest.raises(ConfigurationError, match="has a password") as caught:
             await trim_log(system, tmp_path / "log", keep=0, archive="s3://me:secret@bucket/accounts")
         assert "secret" not in str(caught.value)
+        with pytest.raises(ConfigurationError, match="is inside its log"):
+            await trim_log(system, tmp_path / "log", keep=0, archive=tmp_path / "log" / "old")
+        for log, where in ((tmp_path / "log", tmp_path / "log" / "old"), (tmp_path / "a" / "log", tmp_path / "a")):
+            with pytest.raises(ConfigurationError, match=r"is inside its (log|archive)"):
+                await shards(system, Account, events=EVENTS, journal=log, shards=1, keep=Keep(1.0, where))
+        assert not (tmp_path / "a").exists()
         with pytest.raises(ConfigurationError, match="wanted seconds"):
             Keep(-1.0, tmp_path)
     async with accounts_in(tmp_path / "log") as accounts:
@@ -163,6 +170,11 @@ def test_the_command_line_archives(tmp_path: Path, capsys: pytest.CaptureFixture
     assert cli.main([*arguments, str(tmp_path / "archive")]) == 0
     assert capsys.readouterr().out == "4 rows were trimmed\n"
     assert len(archived(tmp_path / "archive")) == 8
+    assert cli.main(["journal", "ls", str(tmp_path / "log")]) == 0
+    assert f"  archive   {tmp_path / 'archive'}: rows before 0: 9\n" in capsys.readouterr().out
+    assert cli.main(["journal", "ls", str(tmp_path / "log"), "--json"]) == 0
+    archives = json.loads(capsys.readouterr().out)["archives"]
+    assert archives == {"0": {"place": str(tmp_path / "archive"), "end": 9}}
 
 
 def test_an_export_has_the_rows_of_both(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

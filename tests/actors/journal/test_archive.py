@@ -24,10 +24,11 @@ from tests.surroundings import surrounded
 
 from levada.actors.durable import log_columns, log_config
 from levada.actors.durable.rows import BOOKKEEPING
-from levada.actors.journal import EraseEntity, JournalError, JournalFull, OffsetGone, Store, TrimRows
+from levada.actors.journal import EraseEntity, JournalError, JournalFull, OffsetGone, Store, TrimRows, backup
 from levada.actors.journal import archive as archiving
 from levada.actors.journal.archive import Archive, RemoteFiles, archived_rows
 from levada.actors.journal.places import archive_place
+from levada.actors.journal.still import still_store
 from levada.framework import message
 from levada.framework.errors import ConfigurationError
 from levada.framework.platform import PLATFORM
@@ -67,7 +68,7 @@ def trim(store: Store, archive: str, older: float = 1e6, *, forget: bool = False
 
 
 def erase(store: Store, archive: str, entity: str) -> None:
-    archived(archive).erase(0, EraseEntity(entity, partition=0), store.archives.get(0))
+    archived(archive).erase(still_store(store), 0, EraseEntity(entity, partition=0))
     for _ in store.erase(entity, partition=0):
         pass
 
@@ -203,6 +204,72 @@ def test_the_archive_of_another_log_is_refused(tmp_path: Path) -> None:
             trim(store, place)
 
 
+def test_a_backup_from_before_the_archive_goes_on_with_it_only_if_it_has_all_its_rows(tmp_path: Path) -> None:
+    log, place = tmp_path / "log", str(tmp_path / "archive")
+    with Store.open(log, COLUMNS, log_config(1)) as store:
+        append(store, rows_from(0, 40))
+    backup(log, tmp_path / "early")
+    with Store.open(log, COLUMNS, log_config(1)) as store:
+        append(store, rows_from(40, 20))
+    backup(log, tmp_path / "late")
+    with Store.open(log, COLUMNS, log_config(1)) as store:
+        trim(store, place, 30.0)
+        trim(store, place, 60.0)
+        assert one_table(store, place) == ALL
+    with Store.open(tmp_path / "late", COLUMNS, log_config(1)) as store:
+        assert not store.archives
+        assert one_table(store, place) == ALL
+        assert trim(store, place) > 0
+        assert store.archives[0].end == ROWS
+        assert one_table(store, place) == ALL
+    files = {path: path.read_bytes() for path in Path(place).glob("*/*")}
+    with Store.open(tmp_path / "early", COLUMNS, log_config(1)) as store:
+        for change in (lambda: trim(store, place), lambda: erase(store, place, "anna")):
+            with pytest.raises(JournalError, match="row 58 of shard 0 is another one in the log, or missing"):
+                change()
+        append(store, [row | {"amount": 7} | {"sequence": row["sequence"] + 1} for row in rows_from(40, ROWS)])
+        for change in (lambda: trim(store, place), lambda: erase(store, place, "anna")):
+            with pytest.raises(JournalError, match="row 58 of shard 0 is another one in the log, or missing"):
+                change()
+        assert {path: path.read_bytes() for path in Path(place).glob("*/*")} == files
+        max(files).unlink()
+        assert trim(store, place) > 0
+        assert [amount for _, amount in one_table(store, place)] == [
+            7 if each >= 40 else each for each in range(100) if each % 4 != 3
+        ]
+
+
+def test_another_log_is_told_from_an_archive_whose_newest_file_is_empty(tmp_path: Path) -> None:
+    place = str(tmp_path / "archive")
+    with Store.open(tmp_path / "log", COLUMNS, log_config(1)) as store:
+        append(store, rows_from(0, ROWS))
+        trim(store, place)
+    [file] = Path(place).glob("*/*")  # the next one had rows of an erased entity
+    pyarrow.parquet.write_table(
+        pyarrow.parquet.read_table(file).slice(0, 0), file.with_name(f"{60:020}-{80:020}.parquet")
+    )
+    with Store.open(tmp_path / "other", COLUMNS, log_config(1)) as store:
+        append(store, [row | {"sequence": row["sequence"] + 1} for row in rows_from(0, 2 * ROWS)])
+        with pytest.raises(JournalError, match="row 58 of shard 0 is another one in the log, or missing"):
+            trim(store, place)
+
+
+@pytest.mark.parametrize(("log", "place"), [("log", "log"), ("log", "log/old"), ("all/log", "all")])
+@pytest.mark.parametrize("as_url", [False, True])
+def test_log_and_archive_are_beside_each_other(tmp_path: Path, log: str, place: str, as_url: bool) -> None:
+    where = (tmp_path / place).as_uri() if as_url else str(tmp_path / place)
+    with Store.open(tmp_path / log, COLUMNS, log_config(1)) as store:
+        append(store, rows_from(0, ROWS))
+        with pytest.raises(JournalError, match=r"is inside its (log|archive) .*: name a folder elsewhere"):
+            trim(store, where)
+        assert not store.archives
+        assert not store.extent().trimmed
+        (tmp_path / "link").symlink_to(tmp_path / place)
+        with pytest.raises(JournalError, match="name a folder elsewhere"):
+            trim(store, str(tmp_path / "link"))
+        assert trim(store, str(tmp_path / (log + "-archive"))) > 0
+
+
 def test_rows_that_were_trimmed_without_the_archive_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     place = str(tmp_path / "archive")
     with Store.open(tmp_path / "log", COLUMNS, log_config(1)) as store:
@@ -252,7 +319,7 @@ def test_an_erased_entity_is_in_no_file(tmp_path: Path) -> None:
         append(store, rows_from(0, ROWS))
         trim(store, place, 30.0)
         trim(store, place)
-        archived(place).erase(0, EraseEntity("anna", partition=0, before=20), None)
+        archived(place).erase(still_store(store), 0, EraseEntity("anna", partition=0, before=20))
         assert [offset for offset, _ in one_table(store, place) if offset % 4 == 0] == [*range(20, 60, 4)]
         erase(store, place, "anna")
         assert one_table(store, place) == [each for each in ALL if each[0] % 4]
@@ -271,7 +338,7 @@ def test_another_file_system(tmp_path: Path) -> None:
         append(store, rows_from(0, ROWS))
         trim(store, (tmp_path / "bucket" / "accounts").as_uri())  # the same files
         assert amounts(archive.rows(0, 0, 60, COLUMNS)) == ALL
-        archive.erase(0, EraseEntity("anna", partition=0), None)
+        archive.erase(still_store(store), 0, EraseEntity("anna", partition=0))
         assert amounts(archive.rows(0, 0, 60, COLUMNS)) == [each for each in ALL if each[0] % 4]
     (tmp_path / "bucket" / "accounts" / "shard-0" / f"{0:020}-{60:020}.parquet").write_bytes(b"PAR1")
     with pytest.raises(JournalError, match="is out of reach"):
@@ -280,7 +347,7 @@ def test_another_file_system(tmp_path: Path) -> None:
         archived("nothing://bucket")
 
 
-@pytest.mark.parametrize("place", ["s3://key:secret@bucket/accounts", "", "a\udc80"])
+@pytest.mark.parametrize("place", ["s3://key:secret@bucket/accounts", "", "a\udc80", "~/archive"])
 def test_places_that_are_refused(place: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         archive_place(place)

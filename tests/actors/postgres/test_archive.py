@@ -11,6 +11,7 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("psycopg")
 
 import pyarrow as pa
+import trio
 from tests.actors.durable.accounts import EVENTS, Account, Deposit
 from tests.actors.durable.test_archive import archived, one_table
 from tests.actors.postgres.cluster import Cluster
@@ -100,6 +101,36 @@ async def test_a_connection_that_is_lost_behind_the_lock_of_an_archive_is_named(
         assert server.execute(kill) == [(True,)]
         if reads:
             list(log.pages(0, 0, 10))
+
+
+@pytest.mark.parametrize("erases", [False, True])
+async def test_rows_do_not_pass_by_an_archive_that_another_process_begins_meanwhile(
+    url: str, server: Cluster, tmp_path: Path, erases: bool
+) -> None:
+    async with ActorSystem("test", ask_timeout=60.0) as system:
+        options: dict[str, Any] = {"events": EVENTS, "journal": url, "shards": 1, "snapshot_every": 5}
+        accounts = await shards(system, Account, **options)
+        for _ in range(12):
+            await accounts["anna"].ask(Deposit(1))
+        before, table = await one_table(accounts, tmp_path), table_of(url)
+        waits = "SELECT count(*)::text FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
+        async with trio.open_nursery() as nursery:
+            with locked_postgres(PostgresStore.at(url, "").address, 0) as log:
+
+                async def change() -> None:
+                    with pytest.raises(JournalError, match="is not named"):
+                        await (accounts.erase("anna") if erases else trim_log(system, url, keep=0, remember=3))
+
+                nursery.start_soon(change)
+                while server.execute(waits) != [("1",)]:
+                    await trio.lowlevel.checkpoint()
+                end = Archive.at(str(tmp_path), Files()).add(log, 0, 0, 1e12)
+                server.execute(
+                    f"INSERT INTO {table}_trims (shard, archive, archived) VALUES (0, '{tmp_path}', {end}) RETURNING shard"
+                )
+        assert archived(tmp_path) == before
+        rows = server.execute(f"SELECT count(*)::text FROM {table} WHERE entity = 'anna' AND kind <> '$erased'")
+        assert rows == [(str(len(before)),)]
 
 
 async def test_one_process_at_a_time_changes_the_archive_of_a_shard(

@@ -206,6 +206,8 @@ def _ls(args: argparse.Namespace) -> int:
 
 
 def _summary(found: Inspection, entities: dict[str, int] | None, others: int) -> dict[str, Any]:
+    from levada.actors.journal.places import shown
+
     return {
         "directory": str(found.directory),
         "epoch": found.epoch,
@@ -224,6 +226,9 @@ def _summary(found: Inspection, entities: dict[str, int] | None, others: int) ->
             for each in found.partitions
         ],
         "groups": {name: {str(number): at for number, at in offsets.items()} for name, offsets in found.groups.items()},
+        "archives": {
+            str(number): {"place": shown(each.place), "end": each.end} for number, each in found.ledger.archives.items()
+        },
         "staged": found.staged,
         "findings": [_finding(each) for each in found.findings],
         **({} if entities is None else {"entities": entities, "rows_of_others": others}),
@@ -231,6 +236,8 @@ def _summary(found: Inspection, entities: dict[str, int] | None, others: int) ->
 
 
 def _print_summary(found: Inspection, entities: dict[str, int] | None, others: int) -> None:
+    from levada.actors.journal.places import shown
+
     print(f"{printable(str(found.directory))}: journal {found.epoch}, opened {found.openings} times")
     print(f"  columns   {printable(', '.join(f'{field.name}: {field.type}' for field in found.schema))}")
     for each in found.partitions:
@@ -243,6 +250,11 @@ def _print_summary(found: Inspection, entities: dict[str, int] | None, others: i
         behind = sum(max(0, each.end - offsets.get(each.number, 0)) for each in found.partitions)
         places = ", ".join(f"{number}: {at:,}" for number, at in sorted(offsets.items()))
         print(f"  group     {printable(name)}: {behind:,} rows behind, at {places}")
+    archives: dict[str, list[str]] = {}
+    for number, archived in sorted(found.ledger.archives.items()):
+        archives.setdefault(archived.place, []).append(f"{number}: {archived.end:,}")
+    for place, ends in archives.items():
+        print(f"  archive   {printable(shown(place))}: rows before {', '.join(ends)}")
     if found.staged:
         print(f"  staged    {found.staged} parts of batches that were not delivered")
     for name, rows in sorted((entities or {}).items(), key=lambda each: (-each[1], each[0])):

@@ -15,7 +15,7 @@ import trio
 
 from levada.actors.apps import importable
 from levada.actors.journal import LogStore, partition_of
-from levada.actors.journal.places import archive_place
+from levada.actors.journal.places import archive_place, misplaced
 from levada.framework import Actor, ActorSystem, Asks, Ref, bounded, handles
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.files import folder_path
@@ -361,6 +361,8 @@ async def shards(
         keep=keep.seconds if isinstance(keep, Keep) else keep,
         archive=archive_place(keep.archive) if isinstance(keep, Keep) else "",
     )
+    if isinstance(place, Folder) and (wrong := misplaced(terms.archive, place.path)):
+        raise ConfigurationError(wrong)
     opening = OpenShards.of(terms, place)
     if fleet is not None:
         return await _join(system, cls, name, fleet, opening)

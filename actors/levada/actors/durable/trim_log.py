@@ -10,7 +10,7 @@ import trio
 
 from levada.actors.journal import GetExtent, Store, Trimmed, journal_error
 from levada.actors.journal.inspection import inspect, journals_in
-from levada.actors.journal.places import archive_place
+from levada.actors.journal.places import archive_place, misplaced
 from levada.actors.journal.trim_requests import TrimRequest, ask_to_trim
 from levada.framework import ActorSystem
 from levada.framework.errors import ActorError, ConfigurationError
@@ -55,7 +55,8 @@ async def trim_log(
         The number of rows that went.
 
     Raises:
-        ConfigurationError: there is no log of a durable class, or `keep`, `remember` or `archive` is invalid.
+        ConfigurationError: there is no log of a durable class, or `keep`, `remember` or `archive` is invalid; or the archive
+            is inside the folder of the log, or the log in that of the archive.
         JournalLocked: the process that has the folder open does not answer.
         JournalError, OSError: the log cannot be read or written; the archive is out of reach, lacks rows, or is another log's; or the log has an
             archive, and it is not named.
@@ -73,6 +74,8 @@ async def trim_log(
     if store is not None:
         return await _trim_database(system, store, wanted)
     path = folder_path(source)
+    if wrong := misplaced(place, path):
+        raise ConfigurationError(wrong)
     rows = await system.platform.run_in_thread(_ask_writer, system.platform, path, wanted, timeout)
     return await _trim_folder(system.platform, path, wanted) if rows is None else rows
 

@@ -422,9 +422,11 @@ class Journal(
                 require_named(known, m.archive, number, str(self.directory))
             if m.archive:
                 from .archive import Archive
+                from .still import still_store
 
+                archive, log = Archive.at(m.archive, platform.files), still_store(self._store)
                 # First, so that rows which are gone from the log are gone from both.
-                await platform.run_in_thread(lambda: Archive.at(m.archive, platform.files).erase(number, m, known))
+                await platform.run_in_thread(archive.erase, log, number, m)
             return await self._writer.in_thread(lambda: self._store.erase(m.entity, partition=number, before=m.before))
 
         rows = await self._rewrite(steps, reply)

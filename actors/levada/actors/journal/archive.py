@@ -28,7 +28,7 @@ from levada.framework.files import Files
 from .blocks import write_all
 from .copying import refusals, synced_file
 from .errors import JournalError, JournalUnwritable, OffsetGone
-from .places import Archived, is_url, shown
+from .places import Archived, is_url, misplaced, shown
 from .questions import EraseEntity, TrimRows
 from .schema import fit
 from .still import StillLog, still_store
@@ -213,8 +213,7 @@ class Archive:
             JournalError: this is the archive of another log, it lacks files, or is out of reach.
         """
         files = self._files_of(shard, log.archives.get(shard))
-        if files:
-            self._require_same(log, shard, files[-1])
+        self._require_same(log, shard, files)
         begun = files[-1].end if files else 0
         start = max(begun, log.trimmed.get(shard, 0))
         if start > begun:
@@ -288,10 +287,12 @@ class Archive:
                 partition=shard, wanted=start, first=end,
             )  # fmt: skip
 
-    def erase(self, shard: int, m: EraseEntity, known: Archived | None) -> None:
-        """Write the files of a shard anew that have rows of an entity; `known` is what the log remembers. Raises as `start` and `add`."""
+    def erase(self, log: StillLog, shard: int, m: EraseEntity) -> None:
+        """Write the files of a shard anew that have rows of an entity. Raises as `start` and `add`."""
         entity = m.entity if isinstance(m.entity, str) else m.entity.decode()
-        for file in self._files_of(shard, known):
+        files = self._files_of(shard, log.archives.get(shard))
+        self._require_same(log, shard, files, but=entity)
+        for file in files:
             before = file.end if m.before is None else m.before
             if file.start < before:
                 table = self._read(shard, file)
@@ -311,10 +312,14 @@ class Archive:
             )
         return files
 
-    def _require_same(self, log: StillLog, shard: int, file: ArchiveFile) -> None:
-        """Require that the newest row of the archive is in the log, if it was not trimmed."""
-        table = self._read(shard, file)
-        newest = pc.max(table.column("_offset")).as_py()
+    def _require_same(self, log: StillLog, shard: int, files: Sequence[ArchiveFile], *, but: str = "") -> None:
+        """Require that the newest row of the archive which is not of an entity is in the log, if it was not trimmed."""
+        newest = None
+        for file in reversed(files):  # all rows of a file may be erased
+            table = self._read(shard, file)
+            newest = pc.max(table.filter(pc.not_equal(table.column("entity"), but)).column("_offset")).as_py()
+            if newest is not None or file.start < log.trimmed.get(shard, 0):
+                break
         if newest is None or newest < log.trimmed.get(shard, 0):
             return
         there = log.pages(shard, newest, newest + 1) if newest < log.ends[shard] else ()
@@ -359,9 +364,12 @@ async def archived_rows(store: Store, m: TrimRows, files: Files, read: Run[Any],
         write: runs what belongs to the thread that writes.
 
     Raises:
-        JournalError: as `Store.rows_to_go`, `Store.note_archive`, `Archive.start` and `Archive.add`.
+        JournalError: the archive is inside the folder of the log, or the log in that of the archive; or as `Store.rows_to_go`, `Store.note_archive`,
+            `Archive.start` and `Archive.add`.
     """
     shard = m.partition
+    if wrong := misplaced(m.archive, store.directory):
+        raise JournalError(wrong, path=str(store.directory))
     if m.forget_archive:
         await write(lambda: store.note_archive(shard, None))
     found: list[range] = await read(lambda: store.rows_to_go(m))

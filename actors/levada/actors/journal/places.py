@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from urllib.parse import urlsplit
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 import attrs
 
@@ -12,7 +13,7 @@ from levada.framework.files import StrPath, folder_path
 
 from .errors import JournalError
 
-__all__ = ["Archived", "archive_place", "is_url", "require_named", "shown"]
+__all__ = ["Archived", "archive_place", "is_url", "misplaced", "require_named", "shown"]
 
 
 @attrs.frozen
@@ -57,6 +58,19 @@ def archive_place(place: StrPath) -> str:
     except UnicodeEncodeError:
         raise ConfigurationError(f"the archive is {text!r:.100}, which is no Unicode text") from None
     return text
+
+
+def misplaced(place: str, log: Path) -> str:
+    """Say why an archive cannot be there for a log in a folder: one is inside the other. Empty if it can."""
+    if not place or (is_url(place) and not place.startswith("file:")):
+        return ""
+    archive = Path(unquote(urlsplit(place).path) if is_url(place) else place).resolve()
+    folder = log.resolve()
+    if archive.is_relative_to(folder):
+        return f"the archive {archive} is inside its log {folder}: name a folder elsewhere, best on another disk"
+    if folder.is_relative_to(archive):
+        return f"the log {folder} is inside its archive {archive}: name a folder elsewhere, best on another disk"
+    return ""
 
 
 def is_url(place: str) -> bool:

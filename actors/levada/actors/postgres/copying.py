@@ -73,10 +73,10 @@ def still_postgres(address: PostgresAddress) -> Iterator[StillLog]:
 def locked_postgres(address: PostgresAddress, shard: int) -> Iterator[StillLog]:
     """Lock the archive of a shard for a block, and yield the log as it is then. Blocks; errors are as for `still_postgres`.
 
-    Who erases rows of the shard, or trims them, with an archive, has the lock meanwhile: so its old rows stand still.
+    Who erases rows of the shard, or trims them, has the lock meanwhile: so its old rows stand still.
     """
     with session_at(address) as session:
-        session.execute("BEGIN")
+        session.execute("BEGIN ISOLATION LEVEL READ COMMITTED")  # what is read was committed before the lock was taken
         lock_shard(session, address, shard)
         yield _still(address, session)
 

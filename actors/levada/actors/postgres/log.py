@@ -7,6 +7,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mappin
 from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
+import attrs
 import pyarrow as pa
 import trio
 
@@ -285,36 +286,31 @@ class PostgresLog(
         shard = self._shard_of(log, m.partition, m.entity)
         before = bigint(_BEHIND_ALL if m.before is None else m.before)
         statement = log.tables.erase(), [integer(shard), _key(m.entity), before]
-        if m.entity and not m.archive:  # the shard's own rows are not archived
-            await self._require_no_archive(log, shard)
-        async with self._archive(m.archive, shard) as archive:
-            if archive is not None:  # first, so that rows which are gone from the log are gone from both
-                known = archive[1].archives.get(shard)
-                await self.system.platform.run_in_thread(archive[0].erase, shard, m, known)
+        if not m.entity:  # the shard's own rows are not archived
+            [found] = await self._database.read([statement], timeout=ERASED_WITHIN)
+            return Erased(shard, found.command_tuples or 0)
+        async with self._locked(shard) as still:
+            require_named(still.archives.get(shard), m.archive, shard, self.about)
+            if m.archive:  # first, so that rows which are gone from the log are gone from both
+                archive = await self._archive_at(m.archive)
+                await self.system.platform.run_in_thread(archive.erase, still, shard, m)
             [found] = await self._database.read([statement], timeout=ERASED_WITHIN)
         return Erased(shard, found.command_tuples or 0)
 
-    async def _require_no_archive(self, log: OpenLog, shard: int) -> None:
-        """Require that a shard has no archive, because none is named."""
-        [found] = await self._database.read([(log.tables.archive(), [integer(shard)])])
-        if found.ntuples:
-            known = Archived((found.get_value(0, 0) or b"").decode(), number_in(found, 1))
-            require_named(known, "", shard, self.about)
-
-    @asynccontextmanager
-    async def _archive(self, place: str, shard: int) -> AsyncIterator[tuple[Archive, StillLog] | None]:
-        """Lock the archive of a shard for a block, if there is an archive."""
-        if not place:
-            yield None
-            return
+    async def _archive_at(self, place: str) -> Archive:
         from levada.actors.journal.archive import Archive  # Arrow's Parquet takes 50 ms
 
+        platform = self.system.platform
+        return await platform.run_in_thread(Archive.at, place, platform.files)
+
+    @asynccontextmanager
+    async def _locked(self, shard: int) -> AsyncIterator[StillLog]:
+        """Lock the archive of a shard for a block, which it has or may get, and yield the log as it is then."""
         from .copying import locked_postgres
 
         platform, locked = self.system.platform, ExitStack()
         try:
-            still = await platform.run_in_thread(lambda: locked.enter_context(locked_postgres(self.address, shard)))
-            yield await platform.run_in_thread(Archive.at, place, platform.files), still
+            yield await platform.run_in_thread(lambda: locked.enter_context(locked_postgres(self.address, shard)))
         finally:
             with trio.CancelScope(shield=True):
                 await platform.run_in_thread(locked.close)
@@ -339,18 +335,18 @@ class PostgresLog(
             layout,
             bigint(_BEHIND_ALL),
         ]
-        if m.forget_archive:
-            await self._note_archive(log, shard, Archived("", 0))
-        if not m.archive:
-            await self._require_no_archive(log, shard)
-        else:
-            [found] = await self._database.read([(log.tables.last_to_go(), values)], timeout=ERASED_WITHIN)
-            if found.get_value(0, 0) is None:
-                return Trimmed(shard, 0)
-        async with self._archive(m.archive, shard) as locked:
-            if locked is not None:
-                (archive, still), run = locked, self.system.platform.run_in_thread
-                start, known = await run(archive.start, still, shard), still.archives.get(shard)
+        async with self._locked(shard) as still:
+            if m.forget_archive:
+                await self._note_archive(log, shard, Archived("", 0))
+                still = attrs.evolve(still, archives={})
+            known = still.archives.get(shard)
+            require_named(known, m.archive, shard, self.about)
+            if m.archive:
+                [found] = await self._database.read([(log.tables.last_to_go(), values)], timeout=ERASED_WITHIN)
+                if found.get_value(0, 0) is None:
+                    return Trimmed(shard, 0)
+                archive, run = await self._archive_at(m.archive), self.system.platform.run_in_thread
+                start = await run(archive.start, still, shard)
                 # Before its first file is there.
                 await self._note_archive(log, shard, Archived(m.archive, known.end if known else 0))
                 end = await run(archive.add, still, shard, start, m.older)

@@ -289,10 +289,6 @@ class LogTables:
             "ORDER BY _offset LIMIT $6::bigint))"
         )
 
-    def archive(self) -> str:
-        """Return the statement for the archive of a shard, which it may have: where it is, and the offset behind its last row."""
-        return f"SELECT archive, archived FROM {self.name('_trims')} WHERE shard = $1::integer AND archive <> ''"
-
     def note_archive(self) -> str:
         """Return the statement that notes the archive of a shard: the shard, where it is or an empty text, and the offset behind its last row."""
         return (
