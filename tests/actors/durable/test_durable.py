@@ -383,6 +383,8 @@ def test_misuse_is_refused_where_it_is_given(tmp_path: Path) -> None:
         await refused(Account, EVENTS, "wanted a number from 1 to 4096", shards=0)
         await refused(Account, EVENTS, "the name of a folder is empty", journal="")
         await refused(Account, EVENTS, "no name has a null character", journal="a\0b")
+        for tilde in ("~/accounts", "~bert", Path("~")):
+            await refused(Account, EVENTS, "begins with ~, which only a shell replaces", journal=tilde)
         await refused(Account, EVENTS, "config is 5, wanted a ShardsConfig", config=5)
         await refused(Account, EVENTS, "clock is 5, wanted a function", clock=5)
 

@@ -314,13 +314,14 @@ class Archive:
 
     def _require_same(self, log: StillLog, shard: int, files: Sequence[ArchiveFile], *, but: str = "") -> None:
         """Require that the newest row of the archive which is not of an entity is in the log, if it was not trimmed."""
-        newest = None
         for file in reversed(files):  # all rows of a file may be erased
             table = self._read(shard, file)
             newest = pc.max(table.filter(pc.not_equal(table.column("entity"), but)).column("_offset")).as_py()
-            if newest is not None or file.start < log.trimmed.get(shard, 0):
+            if newest is not None:
                 break
-        if newest is None or newest < log.trimmed.get(shard, 0):
+        else:
+            return
+        if newest < log.trimmed.get(shard, 0):
             return
         there = log.pages(shard, newest, newest + 1) if newest < log.ends[shard] else ()
         mine = table.filter(pc.equal(table.column("_offset"), newest)).select(_COMPARED).to_pylist()
