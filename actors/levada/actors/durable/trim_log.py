@@ -55,8 +55,8 @@ async def trim_log(
         The number of rows that went.
 
     Raises:
-        ConfigurationError: there is no log of a durable class, or `keep`, `remember` or `archive` is invalid; or the archive
-            is inside the folder of the log, or the log in that of the archive.
+        ConfigurationError: there is no log of a durable class, or `keep`, `remember` or `archive` is invalid; or log and
+            archive are inside each other.
         JournalLocked: the process that has the folder open does not answer.
         JournalError, OSError: the log cannot be read or written; the archive is out of reach, lacks rows, or is another log's; or the log has an
             archive, and it is not named.

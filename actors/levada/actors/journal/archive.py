@@ -365,7 +365,7 @@ async def archived_rows(store: Store, m: TrimRows, files: Files, read: Run[Any],
         write: runs what belongs to the thread that writes.
 
     Raises:
-        JournalError: the archive is inside the folder of the log, or the log in that of the archive; or as `Store.rows_to_go`, `Store.note_archive`,
+        JournalError: log and archive are inside each other; or as `Store.rows_to_go`, `Store.note_archive`,
             `Archive.start` and `Archive.add`.
     """
     shard = m.partition
