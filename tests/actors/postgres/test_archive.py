@@ -108,7 +108,12 @@ async def test_rows_do_not_pass_by_an_archive_that_another_process_begins_meanwh
     url: str, server: Cluster, tmp_path: Path, erases: bool
 ) -> None:
     async with ActorSystem("test", ask_timeout=60.0) as system:
-        options: dict[str, Any] = {"events": EVENTS, "journal": url, "shards": 1, "config": ShardsConfig(snapshot_every=5)}
+        options: dict[str, Any] = {
+            "events": EVENTS,
+            "journal": url,
+            "shards": 1,
+            "config": ShardsConfig(snapshot_every=5),
+        }
         accounts = await shards(system, Account, **options)
         for _ in range(12):
             await accounts["anna"].ask(Deposit(1))
