@@ -16,7 +16,7 @@ from typing import Any
 
 import trio
 
-from levada.actors.durable import Shards, ShardsConfig, shards
+from levada.actors.durable import Shards, shards
 from levada.framework import ActorSystem
 
 from ._levada import clock
@@ -123,12 +123,7 @@ def replay_at(place: Callable[[], str], n: int, settle: Callable[[], object] = l
     async def main() -> float:
         where, names = place(), [f"box-{number}" for number in range(TIMES)]
         count = min(n, EVENTS)
-        settings: dict[str, Any] = {
-            "events": WasPut,
-            "journal": where,
-            "shards": 1,
-            "config": ShardsConfig(snapshot_every=1 << 30),
-        }
+        settings: dict[str, Any] = {"events": WasPut, "journal": where, "shards": 1, "snapshot_every": 1 << 30}
         async with ActorSystem(ask_timeout=600.0) as system:
             boxes = await shards(system, Box, **settings)
             for name in names:

@@ -17,7 +17,7 @@ from typing import Any
 
 import trio
 
-from levada.actors.durable import Durable, Shards, ShardsConfig, applies, log_columns, shards
+from levada.actors.durable import Durable, Shards, applies, log_columns, shards
 from levada.actors.journal import Append, JournalConfig, ReadRows
 from levada.actors.journal.log_events import events_of
 from levada.actors.journal.schema import fit
@@ -78,12 +78,7 @@ class _Actors:
         ):
             self.address = bridge.address
             self._full: Shards[Any] = await shards(
-                system,
-                Full,
-                events=Filled,
-                journal=f"{self._folder}/log",
-                shards=2,
-                config=ShardsConfig(snapshot_every=1 << 30),
+                system, Full, events=Filled, journal=f"{self._folder}/log", shards=2, snapshot_every=1 << 30
             )
             await bridge.log("log", self._full)
             self._columns = shown(log_columns(Filled)).remove_metadata()

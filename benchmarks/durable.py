@@ -23,7 +23,7 @@ import attrs
 import pyarrow as pa
 import trio
 
-from levada.actors.durable import Durable, Shards, ShardsConfig, applies, shards
+from levada.actors.durable import Durable, Shards, applies, shards
 from levada.actors.journal import Append, Journal, columns_of, keeper, stream_of
 from levada.actors.nodes import local_nodes
 from levada.framework import ActorSystem, Asks, bounded, handles, message
@@ -208,15 +208,11 @@ def replay(n: int) -> float:
             names = [f"box-{number}" for number in range(TIMES)]
             count = min(n, EVENTS)
             async with ActorSystem(ask_timeout=600.0) as system:
-                boxes = await shards(
-                    system, Box, events=WasPut, journal=folder, shards=1, config=ShardsConfig(snapshot_every=1 << 30)
-                )
+                boxes = await shards(system, Box, events=WasPut, journal=folder, shards=1, snapshot_every=1 << 30)
                 for name in names:
                     await under_way(count, lambda number, name=name: boxes[name].ask(Put(number, b"x" * 200)))  # type: ignore[misc]
             async with ActorSystem(ask_timeout=600.0) as system:
-                boxes = await shards(
-                    system, Box, events=WasPut, journal=folder, shards=1, config=ShardsConfig(snapshot_every=1 << 30)
-                )
+                boxes = await shards(system, Box, events=WasPut, journal=folder, shards=1, snapshot_every=1 << 30)
                 await boxes["another"].ask(Count())
                 best = float("inf")
                 for name in names:
@@ -272,9 +268,7 @@ def memory(n: int, *, live: bool) -> float:
         with tempfile.TemporaryDirectory() as folder:
             async with ActorSystem(ask_timeout=600.0) as system:
                 most = 10 * n if live else 16
-                boxes = await shards(
-                    system, Box, events=WasPut, journal=folder, shards=16, config=ShardsConfig(max_live=most, idle=1e6)
-                )
+                boxes = await shards(system, Box, events=WasPut, journal=folder, shards=16, max_live=most, idle=1e6)
                 await under_way(100, lambda number: boxes[f"first-{number}"].ask(Put(number, b"x")))
                 gc.collect()
                 tracemalloc.start()

@@ -22,7 +22,6 @@ import trio.testing
 
 from levada.actors import aqueduct, lumberjack, maop, rsocket
 from levada.actors.authenticators import BearerTokens
-from levada.actors.durable import ShardsConfig
 from levada.framework import Actor, ActorSystem, Asks, Identity, Receiver, Sender, actor, channel, handles, message
 from levada.framework.platform import PLATFORM, REAL
 
@@ -257,9 +256,7 @@ async def durable_command(system: ActorSystem) -> AsyncIterator[Operation]:
             self.n += 1
 
     with tempfile.TemporaryDirectory() as directory:
-        counts = await shards(
-            system, Count, events=Added, journal=directory, shards=1, config=ShardsConfig(snapshot_every=100_000)
-        )
+        counts = await shards(system, Count, events=Added, journal=directory, shards=1, snapshot_every=100_000)
         count = counts["a"]
         yield lambda: count.ask(Add())
         counts.ref.stop()

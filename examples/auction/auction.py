@@ -16,7 +16,7 @@ from typing import Any
 import attrs
 
 from levada.actors import aqueduct, rsocket
-from levada.actors.durable import Durable, Shards, ShardsConfig, applies, shards
+from levada.actors.durable import Durable, Shards, applies, shards
 from levada.actors.journal import GetExtent, ReadRows
 from levada.actors.nodes import singleton
 from levada.actors.spark import serve_bridge
@@ -286,9 +286,7 @@ class Browse:
 
 
 async def open_lots(system: ActorSystem) -> Shards[Open | Bid | Watch | Close]:
-    return await shards(
-        system, Lot, events=Opened | Raised | Closed, journal="lots", shards=8, config=ShardsConfig(idle=3600.0)
-    )
+    return await shards(system, Lot, events=Opened | Raised | Closed, journal="lots", shards=8, idle=3600.0)
 
 
 def carrier(url: str, *, serves: bool = False) -> QmuxConfig | None:

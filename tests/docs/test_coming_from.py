@@ -19,7 +19,7 @@ pytest.importorskip("pyarrow")
 from tests.actors.nodes.conftest import nodes_here
 
 from levada.actors import rsocket
-from levada.actors.durable import Durable, Shards, ShardsConfig, applies, shards, upcasts
+from levada.actors.durable import Durable, Shards, applies, shards, upcasts
 from levada.actors.journal import Append, GetExtent, Journal, Read, ReadRows
 from levada.actors.nodes import Nodes, NodeSettings, singleton
 from levada.framework import (
@@ -277,7 +277,7 @@ SHARDS: dict[str, Shards[Any]] = {}
 
 async def open_accounts(system: ActorSystem, folder: Path) -> Shards[Any]:
     SHARDS[system.name] = await shards(
-        system, Account, events=Added, journal=folder, shards=2, config=ShardsConfig(snapshot_every=5, idle=5.0)
+        system, Account, events=Added, journal=folder, shards=2, snapshot_every=5, idle=5.0
     )
     return SHARDS[system.name]
 

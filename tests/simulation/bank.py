@@ -11,7 +11,7 @@ import attrs
 import pyarrow as pa
 import trio
 
-from levada.actors.durable import Durable, Keep, ReplayFailed, ShardsConfig, applies, shards
+from levada.actors.durable import Durable, Keep, ReplayFailed, applies, shards
 from levada.actors.journal import Extent, GetExtent, GetSchema, ReadRows, TrimRows
 from levada.actors.journal.archive import Archive
 from levada.actors.nodes import NodeSettings, local_nodes
@@ -168,8 +168,10 @@ class Bank:
                 journal="/accounts",
                 shards=4,
                 nodes=None if self._alone else nodes,
-                config=ShardsConfig(patience=self.patience, idle=self._idle, snapshot_every=self._snapshot_every),
+                patience=self.patience,
                 keeper=self._keeper,
+                idle=self._idle,
+                snapshot_every=self._snapshot_every,
                 keep=None if not self._trims else Keep(0.0, self._archive) if self._archive else 0.0,
             )
             with trio.CancelScope() as trimming:

@@ -25,7 +25,7 @@ from tests.simulation.apps import leaves
 from tests.simulation.bank import Account, Add, Added, Reminded
 from tests.simulation.fleets import main
 
-from levada.actors.durable import ShardsConfig, shards
+from levada.actors.durable import shards
 from levada.actors.journal.columns import columns_of
 from levada.actors.journal.log_events import events_of
 from levada.actors.rsocket import COMPOSITE, ClientConfig, ConnectedPeer, CoreConfig, RequestFailed, connect
@@ -147,12 +147,7 @@ class Bridges:
     async def _serve(self) -> None:
         async with ActorSystem("bridge", ask_timeout=10.0) as system, serve_bridge(system, _FOLDER) as bridge:
             accounts = await shards(
-                system,
-                Account,
-                events=Added | Reminded,
-                journal="/accounts",
-                shards=_PARTITIONS,
-                config=ShardsConfig(idle=5.0),
+                system, Account, events=Added | Reminded, journal="/accounts", shards=_PARTITIONS, idle=5.0
             )
             bridge.expose("teller", system.spawn(Teller, accounts, supervise=restart()))
             await bridge.log("accounts", accounts)

@@ -19,7 +19,7 @@ from tests.actors.durable.test_trim_log import FOREVER
 from tests.actors.durable.test_trimming import accounts_in, kinds_in
 
 from levada.actors import cli
-from levada.actors.durable import EntityErased, Keep, Shards, ShardsConfig, log_columns, log_config, shards, trim_log
+from levada.actors.durable import EntityErased, Keep, Shards, log_columns, log_config, shards, trim_log
 from levada.actors.journal import Extent, GetExtent, Journal, JournalError
 from levada.actors.journal.archive import Archive
 from levada.framework import ActorSystem, bounded
@@ -108,9 +108,7 @@ async def test_a_log_is_archived_closed_and_while_its_program_runs(tmp_path: Pat
             Journal, log, log_columns(EVENTS), config=log_config(1), clean_every=0.01, reopen_every=1.0
         )
         ref = system.spawn(journal, mailbox=bounded(256))
-        accounts = await shards(
-            system, Account, events=EVENTS, journal=ref, shards=1, config=ShardsConfig(snapshot_every=5, remember=3)
-        )
+        accounts = await shards(system, Account, events=EVENTS, journal=ref, shards=1, snapshot_every=5, remember=3)
         for number in range(7, 12):
             await accounts["anna"].ask(Deposit(1), command=f"anna {number}")
         assert await trim_log(system, log, keep=0, remember=3, archive=place) > 0

@@ -18,16 +18,7 @@ pa = pytest.importorskip("pyarrow")
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Withdraw  # noqa: E402
 from tests.actors.durable.test_reminders import Clock, Plan, Rang, Seen  # noqa: E402
 
-from levada.actors.durable import (  # noqa: E402
-    CommandFailed,
-    EntityErased,
-    ShardsConfig,
-    copy_log,
-    log_columns,
-    log_config,
-    shards,
-    trim_log,
-)
+from levada.actors.durable import CommandFailed, EntityErased, copy_log, log_columns, log_config, shards, trim_log  # noqa: E402
 from levada.actors.journal import (  # noqa: E402
     Appended,
     CopyRows,
@@ -60,9 +51,7 @@ def rows_of(folder: Path, shards: int = 2) -> dict[tuple[int, int], Row]:
 
 async def fill(folder: Path) -> None:
     async with ActorSystem("fill", ask_timeout=60.0) as system:
-        accounts = await shards(
-            system, Account, events=EVENTS, journal=folder, shards=2, config=ShardsConfig(snapshot_every=4)
-        )
+        accounts = await shards(system, Account, events=EVENTS, journal=folder, shards=2, snapshot_every=4)
         for number in range(5):
             for name in ("anna", "bert", "carl", "dora"):
                 assert await accounts[name].ask(Deposit(1), command=f"c{number}") == number + 1
@@ -91,9 +80,7 @@ async def test_durable_actors_go_on_with_a_copy(tmp_path: Path) -> None:
     assert told[-1] == (sum(found.end.values()),) * 2
     assert (found.target, found.source == found.epoch) == (str(target), False)
     async with ActorSystem("test", ask_timeout=60.0) as system:
-        accounts = await shards(
-            system, Account, events=EVENTS, journal=target, shards=2, config=ShardsConfig(snapshot_every=4)
-        )
+        accounts = await shards(system, Account, events=EVENTS, journal=target, shards=2, snapshot_every=4)
         assert [await accounts["bert"].ask(Deposit(1), command=f"c{n}") for n in range(5)] == [1, 2, 3, 4, 5]
         assert await accounts["anna"].ask(Deposit(2), command="last") == 7
         assert await accounts["anna"].ask(Deposit(2), command="new") == 9

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import math
 import os
-import re
 import threading
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -20,7 +19,7 @@ pytest.importorskip("pyarrow")
 
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited, Move, Withdraw, Withdrawn
 
-from levada.actors.durable import CommandReused, Durable, EntityErased, Shards, ShardsConfig, applies, shards
+from levada.actors.durable import CommandReused, Durable, EntityErased, Shards, applies, shards
 from levada.actors.durable.rows import ShardLog, log_config
 from levada.actors.journal import Journal, JournalLocked, Store
 from levada.framework import ActorSystem, Asks, Ref, handles, message
@@ -89,10 +88,10 @@ class Notes(Durable[Noted]):
 
 async def test_events_may_have_fields_of_common_names(tmp_path: Path) -> None:
     first, second = Noted(7, "a", "b", "c", "d", "e"), Noted(8, "f", "g", "h", "i", "j")
-    async with accounts_in(tmp_path, cls=Notes, events=Noted, config=ShardsConfig(snapshot_every=2)) as notes:
+    async with accounts_in(tmp_path, cls=Notes, events=Noted, snapshot_every=2) as notes:
         assert await notes["x"].ask(first, command="one") == "7abcde "
     for life in (1, 2):
-        async with accounts_in(tmp_path, cls=Notes, events=Noted, config=ShardsConfig(snapshot_every=2)) as notes:
+        async with accounts_in(tmp_path, cls=Notes, events=Noted, snapshot_every=2) as notes:
             assert await notes["x"].ask(first, command="one") == "7abcde "
             assert await notes["x"].ask(second, command="two") == "7abcde 8fghij "
             assert await notes["y"].ask(first) == "7abcde " * life
@@ -121,10 +120,10 @@ async def test_a_command_with_an_id_is_done_once_and_answered_alike(tmp_path: Pa
 
 async def test_the_newest_ids_are_remembered(tmp_path: Path) -> None:
     for _ in range(2):
-        async with accounts_in(tmp_path, config=ShardsConfig(remember=2)) as accounts:
+        async with accounts_in(tmp_path, remember=2) as accounts:
             for number in range(3):
                 await accounts["anna"].ask(Deposit(1), command=f"order-{number}")
-    async with accounts_in(tmp_path, config=ShardsConfig(remember=2)) as accounts:
+    async with accounts_in(tmp_path, remember=2) as accounts:
         assert await accounts["anna"].ask(Balance()) == 6  # 0, 1, 2, then 0 again and so 1 and 2 again
 
 
@@ -245,7 +244,7 @@ async def test_a_shard_waits_for_a_journal_here_as_long_as_its_disk_takes(
 
 
 async def test_entities_leave_memory_and_come_back(tmp_path: Path, mock_clock: trio.testing.MockClock) -> None:
-    async with accounts_in(tmp_path, config=ShardsConfig(idle=60.0)) as accounts:
+    async with accounts_in(tmp_path, idle=60.0) as accounts:
         for name in ("anna", "bert", "cleo"):
             await accounts[name].ask(Deposit(5), command="order-1")
         assert (await accounts.statistics()).live == 3
@@ -261,7 +260,7 @@ async def test_entities_leave_memory_and_come_back(tmp_path: Path, mock_clock: t
 
 
 async def test_the_least_recently_used_leave_first(tmp_path: Path) -> None:
-    async with accounts_in(tmp_path, shards=1, config=ShardsConfig(max_live=3)) as accounts:
+    async with accounts_in(tmp_path, shards=1, max_live=3) as accounts:
         for name in ("a", "b", "c", "d", "e", "a"):
             await accounts[name].ask(Deposit(1))
         found = await accounts.statistics()
@@ -385,44 +384,16 @@ def test_misuse_is_refused_where_it_is_given(tmp_path: Path) -> None:
         await refused(Account, EVENTS, "no name has a null character", journal="a\0b")
         for tilde in ("~/accounts", "~bert", Path("~")):
             await refused(Account, EVENTS, "begins with ~, which only a shell replaces", journal=tilde)
-        await refused(Account, EVENTS, "config is 5, wanted a ShardsConfig", config=5)
+        for idle in (0, math.inf, math.nan, "x"):
+            await refused(Account, EVENTS, "idle is .*, wanted seconds", idle=idle)
+        for setting in ("remember", "snapshot_every", "max_live"):
+            for value in (0, 0.5, math.inf):
+                await refused(
+                    Account, EVENTS, f"{setting} is .*, wanted a whole number of 1 or more", **{setting: value}
+                )
         await refused(Account, EVENTS, "clock is 5, wanted a function", clock=5)
 
     trio.run(main)
-
-
-@pytest.mark.parametrize(
-    ("settings", "wanted"),
-    [
-        *(({"idle": idle}, "seconds, more than 0") for idle in (0, math.inf, math.nan, "x")),
-        *(({"patience": patience}, "seconds, 0 or more") for patience in (-1.0, math.nan, "x", None)),
-        *(
-            ({setting: value}, "a whole number of 1 or more")
-            for setting in ("remember", "snapshot_every", "max_live")
-            for value in (0, 0.5, math.inf)
-        ),
-    ],
-)
-def test_settings_out_of_range_are_refused(settings: dict[str, Any], wanted: str) -> None:
-    [name] = settings
-    with pytest.raises(ConfigurationError, match=f"{name} is .*, wanted {wanted}$"):
-        ShardsConfig(**settings)
-
-
-@pytest.mark.parametrize(
-    ("argument", "says"),
-    [
-        ("idle", "shards() has idle= in its config: write shards(…, config=ShardsConfig(idle=…))"),
-        ("jornal", "shards() has no argument jornal="),
-    ],
-)
-async def test_a_setting_as_an_argument_is_refused_with_the_way_to_write_it(
-    tmp_path: Path, argument: str, says: str
-) -> None:
-    arguments: dict[str, Any] = {"events": EVENTS, "journal": tmp_path, argument: 5.0}
-    async with ActorSystem("test") as system:
-        with pytest.raises(TypeError, match=f"^{re.escape(says)}$"):
-            await shards(system, Account, **arguments)
 
 
 async def test_misuse_of_an_entity_is_refused(tmp_path: Path) -> None:

@@ -17,7 +17,6 @@ from tests.actors.durable.memory_journal import MemoryJournal, Row
 from levada.actors.durable import (
     Durable,
     Shards,
-    ShardsConfig,
     applies,
     commits,
     entry,
@@ -156,9 +155,7 @@ async def test_a_large_state_is_not_written_with_large_events(
     async with ActorSystem(ask_timeout=1000.0) as system:
         rows: list[list[Row]] = [[]]
         journal = system.spawn(Slow, log_columns(Written), rows, gate)
-        diaries = await shards(
-            system, Diary, events=Written, journal=journal, shards=1, config=ShardsConfig(snapshot_every=2)
-        )
+        diaries = await shards(system, Diary, events=Written, journal=journal, shards=1, snapshot_every=2)
         assert [await diaries["d"].ask(Write("x" * 800)) for _ in range(4)] == [800, 1600, 2400, 3200]
         assert [await diaries["e"].ask(Write("x")) for _ in range(4)] == [1, 2, 3, 4]
         assert await diaries["f"].ask(Write("x")) == 1

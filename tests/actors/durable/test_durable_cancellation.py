@@ -17,7 +17,7 @@ from tests.actors.durable.accounts import Deposit, Deposited
 from tests.actors.durable.memory_journal import MemoryJournal, Row
 from tests.framework.test_cancellation import Mode, Outcome, everywhere, interrupted
 
-from levada.actors.durable import Durable, Entity, OutcomeUnknown, Shards, ShardsConfig, applies, log_columns, shards
+from levada.actors.durable import Durable, Entity, OutcomeUnknown, Shards, applies, log_columns, shards
 from levada.actors.durable.hosting import Owner
 from levada.actors.durable.routing import Route, ShardRoutes
 from levada.framework import Actor, ActorSystem, Asks, channel, handles, message, restart
@@ -85,7 +85,7 @@ HOWS = ["waits", "commits", "asks", "reminds", "waits"]
 
 async def books_in(system: ActorSystem, rows: list[list[Row]]) -> Shards[Any]:
     journal = system.spawn(MemoryJournal, log_columns(Added), rows, name="journal", supervise=restart("permanent"))
-    return await shards(system, Book, events=Added, journal=journal, shards=1, config=ShardsConfig(snapshot_every=3))
+    return await shards(system, Book, events=Added, journal=journal, shards=1, snapshot_every=3)
 
 
 async def check(books: Shards[Any], answers: dict[int, int], rows: list[list[Row]]) -> None:

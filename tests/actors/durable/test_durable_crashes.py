@@ -25,7 +25,7 @@ pytest.importorskip("pyarrow")
 
 from tests.pace import every
 
-from levada.actors.durable import Durable, EntityErased, OutcomeUnknown, Shards, ShardsConfig, applies, shards
+from levada.actors.durable import Durable, EntityErased, OutcomeUnknown, Shards, applies, shards
 from levada.actors.durable.rows import ShardLog, log_config
 from levada.actors.journal import Journal, Store
 from levada.framework import ActorSystem, Asks, handles, message
@@ -106,7 +106,8 @@ GONE = "d"
 SETTINGS: dict[str, Any] = {
     "events": Added,
     "shards": SHARDS,
-    "config": ShardsConfig(snapshot_every=5, remember=1000),
+    "snapshot_every": 5,
+    "remember": 1000,
     "clock": trio.current_time,
 }
 CONFIG = attrs.evolve(log_config(SHARDS), block_rows=3, block_bytes=2048, segment_bytes=8192)

@@ -22,7 +22,7 @@ from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit
 from tests.actors.durable.memory_journal import MemoryJournal, Row
 from tests.actors.durable.test_reminders import Clock, Drop, Plan, Rang, Seen
 
-from levada.actors.durable import EntityErased, ReplayFailed, ShardsConfig, log_columns, log_config, shards
+from levada.actors.durable import EntityErased, ReplayFailed, log_columns, log_config, shards
 from levada.actors.journal import Found, Journal, JournalDamaged, JournalError, ReadEntity
 from levada.framework import ActorSystem, handles
 
@@ -36,9 +36,7 @@ TIMES: dict[str, Any] = {"ask_timeout": 60.0, "shutdown_timeout": 20.0}
 async def live_first(folder: Path) -> None:
     async with ActorSystem("test", **TIMES) as system:
         journal = system.spawn(lambda: Journal(folder, log_columns(EVENTS), config=SMALL))
-        accounts = await shards(
-            system, Account, events=EVENTS, journal=journal, shards=1, config=ShardsConfig(snapshot_every=5)
-        )
+        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1, snapshot_every=5)
         for number in range(DEPOSITS):
             for name in NAMES:
                 assert await accounts[name].ask(Deposit(1), command=f"deposit-{number}") == number + 1
@@ -75,13 +73,7 @@ async def ring_first(folder: Path) -> None:
     async with ActorSystem("test", **TIMES) as system:
         journal = system.spawn(lambda: Journal(folder, log_columns(Rang), config=SMALL))
         clocks = await shards(
-            system,
-            Clock,
-            events=Rang,
-            journal=journal,
-            shards=1,
-            config=ShardsConfig(snapshot_every=5),
-            clock=lambda: 100.0,
+            system, Clock, events=Rang, journal=journal, shards=1, snapshot_every=5, clock=lambda: 100.0
         )
         for number in range(REMINDERS):
             for name in [*NAMES, "dora"]:

@@ -14,7 +14,7 @@ pytest.importorskip("pyarrow")
 
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited, Withdraw
 
-from levada.actors.durable import Durable, ShardsConfig, applies, shards
+from levada.actors.durable import Durable, applies, shards
 from levada.actors.durable.rows import ShardLog, log_config
 from levada.actors.journal import Append, Journal
 from levada.framework import Actor, ActorSystem, Asks, Reason, Ref, bounded, conflate, handles, message
@@ -209,9 +209,7 @@ async def test_an_entity_that_leaves_memory_runs_its_hook(tmp_path: Path, caplog
     caplog.set_level(logging.CRITICAL, "levada")
     ENDED.clear()
     async with ActorSystem("test", **TIMES) as system:
-        found = await shards(
-            system, Closing, events=Stepped, journal=tmp_path, shards=1, config=ShardsConfig(max_live=1)
-        )
+        found = await shards(system, Closing, events=Stepped, journal=tmp_path, shards=1, max_live=1)
         for entity in ("bad", "a", "bad", "a"):
             await found[entity].ask(Step("plain"))
         assert ENDED == [("bad", 1, "Normal"), ("a", 1, "Normal"), ("bad", 2, "Normal")]

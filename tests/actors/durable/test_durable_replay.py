@@ -16,7 +16,7 @@ pytest.importorskip("pyarrow")
 
 import pyarrow as pa
 
-from levada.actors.durable import Durable, ReplayFailed, ShardsConfig, applies, replay, rows, shards, snapshots, upcasts
+from levada.actors.durable import Durable, ReplayFailed, applies, replay, rows, shards, snapshots, upcasts
 from levada.actors.durable.rows import log_config
 from levada.actors.journal import SchemaMismatch, Store
 from levada.framework import ActorSystem, Asks, handles, message
@@ -101,7 +101,7 @@ def kinds(folder: Path) -> list[tuple[str, int | None]]:
 
 async def test_reading_begins_at_the_newest_snapshot(tmp_path: Path) -> None:
     cls = adder()
-    assert await run(tmp_path, cls, Added, *range(5), config=ShardsConfig(snapshot_every=2)) == [0, 1, 2, 3, 4]
+    assert await run(tmp_path, cls, Added, *range(5), snapshot_every=2) == [0, 1, 2, 3, 4]
     names = [name for name, _ in kinds(tmp_path)]
     assert names == [
         *["test.durable.added"] * 2,
@@ -125,7 +125,7 @@ async def test_a_log_whose_snapshots_name_the_one_before_is_read(
 ) -> None:
     """Version 0.2.0 wrote such logs."""
     cls = adder()
-    await run(tmp_path / "new", cls, Added, *range(5), config=ShardsConfig(snapshot_every=2))
+    await run(tmp_path / "new", cls, Added, *range(5), snapshot_every=2)
     with Store.open(tmp_path / "new", None, log_config(1)) as new:
         schema = new.schema
         found = [row for _, batch in new.batches(0, 0) for row in batch.to_pylist() if row["entity"] == "a"][:rows]
@@ -140,14 +140,7 @@ async def test_a_log_whose_snapshots_name_the_one_before_is_read(
 
 async def test_command_ids_are_part_of_a_snapshot(tmp_path: Path) -> None:
     cls = adder()
-    assert await run(tmp_path, cls, Added, *range(6), ids=True, config=ShardsConfig(snapshot_every=2)) == [
-        0,
-        1,
-        2,
-        3,
-        4,
-        5,
-    ]
+    assert await run(tmp_path, cls, Added, *range(6), ids=True, snapshot_every=2) == [0, 1, 2, 3, 4, 5]
     assert await run(tmp_path, cls, Added, 0, 5, ids=True) == [0, 1, 2, 3, 4, 5]  # both are answered from the log
     assert await run(tmp_path, cls, Added) == [0, 1, 2, 3, 4, 5]
 
@@ -156,7 +149,7 @@ async def test_command_ids_are_part_of_a_snapshot(tmp_path: Path) -> None:
 async def test_a_snapshot_that_does_not_fit_is_ignored(
     tmp_path: Path, change: str, caplog: pytest.LogCaptureFixture
 ) -> None:
-    assert await run(tmp_path, adder(), Added, *range(5), config=ShardsConfig(snapshot_every=2)) == [0, 1, 2, 3, 4]
+    assert await run(tmp_path, adder(), Added, *range(5), snapshot_every=2) == [0, 1, 2, 3, 4]
     members: dict[str, Any] = {
         "snapshot_version": 2,
         "__annotations__": {"numbers": "list[int]", "snapshot_version": "ClassVar[int]"},
@@ -173,12 +166,7 @@ async def test_a_snapshot_that_does_not_fit_is_ignored(
 
 async def test_a_snapshot_of_version_0_2_which_names_no_types_is_taken(tmp_path: Path) -> None:
     cls = adder()
-    assert await run(tmp_path / "new", cls, Added, *range(4), ids=True, config=ShardsConfig(snapshot_every=4)) == [
-        0,
-        1,
-        2,
-        3,
-    ]
+    assert await run(tmp_path / "new", cls, Added, *range(4), ids=True, snapshot_every=4) == [0, 1, 2, 3]
     with Store.open(tmp_path / "new", None, log_config(1)) as store:
         schema = store.schema
         found = [row for _, batch in store.batches(0, 0) for row in batch.to_pylist()]
@@ -197,7 +185,7 @@ async def test_a_snapshot_whose_values_the_class_refuses_is_ignored(
 ) -> None:
     """The events may lead to a state that fits; if not, the event is named and other entities go on."""
     caplog.set_level(logging.WARNING, "levada.actors.durable")
-    assert await run(tmp_path, adder(), Added, *range(4), config=ShardsConfig(snapshot_every=2)) == [0, 1, 2, 3]
+    assert await run(tmp_path, adder(), Added, *range(4), snapshot_every=2) == [0, 1, 2, 3]
 
     def short(self: Any, attribute: Any, value: list[int]) -> None:
         if len(value) > 3:
@@ -264,7 +252,7 @@ async def test_a_state_without_a_field_costs_its_snapshot(tmp_path: Path, caplog
     drop.__annotations__["e"] = Added
     members = {"__annotations__": {"numbers": "list[int]", "last": "int"}, "last": attrs.field(default=0)}
     cls = adder(apply=applies(drop), **members)
-    assert await run(tmp_path, cls, Added, *range(3), config=ShardsConfig(snapshot_every=2)) == [0, 1, 2]
+    assert await run(tmp_path, cls, Added, *range(3), snapshot_every=2) == [0, 1, 2]
     assert [name for name, _ in kinds(tmp_path)] == ["test.durable.added"] * 3
     assert caplog.messages == [
         "Adder 'a': no snapshot, its state cannot be kept: 'Adder' object has no attribute 'last'"
@@ -286,7 +274,7 @@ async def test_without_a_snapshot_commands_go_on(
     apply.__annotations__["e"] = Added
     cls = adder(apply=applies(apply))
     wanted = [number << bits for number in range(5)]
-    assert await run(tmp_path, cls, Added, *range(5), config=ShardsConfig(snapshot_every=2)) == wanted
+    assert await run(tmp_path, cls, Added, *range(5), snapshot_every=2) == wanted
     assert await run(tmp_path, cls, Added) == wanted
     assert [event.number for event in CALLS] == [0, 1, 2, 3, 4]
     assert len([text for text in caplog.messages if "Adder 'a': no snapshot, its state cannot be kept" in text]) == 2

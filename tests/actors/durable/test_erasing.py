@@ -15,7 +15,7 @@ pytest.importorskip("pyarrow")
 from tests.actors.durable.test_placement import placed
 from tests.actors.durable.test_reminders import Clock, Plan, Rang, Seen
 
-from levada.actors.durable import EntityErased, OutcomeUnknown, Shards, ShardsConfig, shards
+from levada.actors.durable import EntityErased, OutcomeUnknown, Shards, shards
 from levada.framework import ActorSystem
 
 SECRET = "the-secret-of-anna"
@@ -50,7 +50,7 @@ async def set_reminders(clocks: Shards[Any]) -> None:
 @pytest.mark.parametrize("snapshot_every", [1000, 2])
 async def test_reminders_of_an_erased_entity_are_gone_from_the_files(tmp_path: Path, snapshot_every: int) -> None:
     async with ActorSystem("test", ask_timeout=300.0, shutdown_timeout=100.0) as system:
-        clocks = await clocks_in(system, tmp_path, config=ShardsConfig(snapshot_every=snapshot_every))
+        clocks = await clocks_in(system, tmp_path, snapshot_every=snapshot_every)
         await set_reminders(clocks)
         assert SECRET.encode() in octets(tmp_path)
         assert await clocks.erase("anna") >= 1

@@ -20,7 +20,7 @@ pytest.importorskip("pyarrow")
 from tests.actors.nodes.apps import Counter, Leave
 from tests.actors.nodes.conftest import Task, nodes_here
 
-from levada.actors.durable import ShardLost, ShardsConfig, log_columns, log_config, shard, shards, shards_of
+from levada.actors.durable import ShardLost, log_columns, log_config, shard, shards, shards_of
 from levada.actors.durable.access import Access
 from levada.actors.journal import Journal, JournalFull, JournalLocked
 from levada.actors.nodes import NodeLost, Nodes, NodeSettings, NodeUp
@@ -128,14 +128,11 @@ async def test_other_arguments_are_refused_by_name_with_both_values(tmp_path: Pa
             more: dict[str, Any] = {"nodes": nodes} if system is SYSTEMS["driver"] else {}
             for changed, says in (
                 ({"shards": 8}, "shards=4, now 8"),
-                ({"config": ShardsConfig(idle=5.0)}, "idle=60.0, now 5.0"),
-                (
-                    {"config": ShardsConfig(remember=1, snapshot_every=7)},
-                    "remember=256, now 1, snapshot_every=1000, now 7",
-                ),
+                ({"idle": 5.0}, "idle=60.0, now 5.0"),
+                ({"remember": 1, "snapshot_every": 7}, "remember=256, now 1, snapshot_every=1000, now 7"),
                 ({"keeper": True}, "keeper=False, now True"),
                 ({"journal": tmp_path / "other"}, r"journal=\S+log, now \S+other"),
-                ({"config": ShardsConfig(max_live=8)}, "max_live=100000, now 8"),
+                ({"max_live": 8}, "max_live=100000, now 8"),
             ):
                 with pytest.raises(ConfigurationError, match=f"'Sum' were started with other arguments: {says}$"):
                     await shards(system, Sum, events=Added, **{**sums.SETTINGS, **more, **changed})
@@ -161,8 +158,8 @@ async def test_alone_the_line_joins_too_from_handlers_and_at_the_same_time(
         assert await opener.ask(Open()) == 3
         assert await shards_of(system, Sum) is found
         for changed, says in (
-            ({"shards": 8}, "shards=4, now 8"),
-            ({"config": ShardsConfig(idle=5.0), "keeper": True}, "idle=60.0, now 5.0, keeper=False, now True"),
+            ({"shards": 8, "max_live": 8}, "shards=4, now 8"),
+            ({"idle": 5.0, "keeper": True}, "idle=60.0, now 5.0, keeper=False, now True"),
             ({"journal": tmp_path / "other"}, r"journal=\S+log, now \S+other"),
             ({"clock": trio.current_time}, r"clock= \(another function\)"),
         ):
@@ -175,7 +172,7 @@ async def test_alone_the_line_joins_too_from_handlers_and_at_the_same_time(
             await shards(system, Double, events=Doubled, name="Sum", **sums.SETTINGS)
         found.ref.stop()
         await found.ref.terminated()
-        again = await shards(system, Sum, events=Added, config=ShardsConfig(idle=5.0), **sums.SETTINGS)
+        again = await shards(system, Sum, events=Added, idle=5.0, **sums.SETTINGS)
         assert await again["handler"].ask(Add(1)) == 4
 
 

@@ -21,20 +21,11 @@ from tests.actors.durable.memory_journal import MemoryJournal, Row, no_rows
 from tests.actors.durable.test_placement import APP
 from tests.actors.nodes.conftest import nodes_here
 
-from levada.actors.durable import (
-    Durable,
-    OutcomeUnknown,
-    Shards,
-    ShardsConfig,
-    applies,
-    log_columns,
-    log_config,
-    shards,
-)
+from levada.actors.durable import Durable, OutcomeUnknown, Shards, applies, log_columns, log_config, shards
 from levada.actors.durable.testing import FaultyLog
 from levada.actors.journal import Append, GetExtent, GetSchema, Journal, JournalFull, ReadEntity, TrimRows
 from levada.framework import ActorSystem, Asks, handles, message
-from levada.framework.errors import AskTimeout
+from levada.framework.errors import AskTimeout, ConfigurationError
 from levada.framework.router import group
 
 pytestmark = pytest.mark.usefixtures("only_what_callers_see")
@@ -92,7 +83,7 @@ async def cut_off(
 ) -> AsyncIterator[tuple[ActorSystem, Shards[Any]]]:
     async with ActorSystem("test", ask_timeout=1000.0) as system:
         journal = system.spawn(lambda: Cut(log_columns(events), rows, wire=wire))
-        settings = {"shards": 1, "config": ShardsConfig(patience=PATIENCE, idle=10.0), **settings}
+        settings = {"shards": 1, "patience": PATIENCE, "idle": 10.0, **settings}
         yield system, await shards(system, cls, events=events, journal=journal, **settings)
 
 
@@ -156,7 +147,7 @@ async def test_after_its_patience_commands_fail_and_the_shard_goes_on_when_the_j
 
 async def test_a_read_waits_as_long(autojump_clock: MockClock) -> None:
     rows, wire = no_rows(), Wire()
-    async with cut_off(rows, wire, config=ShardsConfig(patience=5.0, idle=10.0)) as (_, accounts):
+    async with cut_off(rows, wire, patience=5.0) as (_, accounts):
         assert await accounts["anna"].ask(Deposit(1)) == 1
         wire.fate = lambda _, m: "question" if isinstance(m, ReadEntity) else ""
         before = trio.current_time()
@@ -362,9 +353,7 @@ async def test_an_append_is_found_again_when_its_first_rows_were_trimmed_before_
         factory = partial(Journal, tmp_path / "log", log_columns(EVENTS), config=log_config(1))
         real = system.spawn(factory)
         journal = system.spawn(FaultyLog, real, lambda *_: "answer" if is_away else "")
-        accounts = await shards(
-            system, Account, events=EVENTS, journal=journal, shards=1, config=ShardsConfig(snapshot_every=1)
-        )
+        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1, snapshot_every=1)
         assert await accounts["anna"].ask(Deposit(1)) == 1
         is_away = True
         async with trio.open_nursery() as nursery:
@@ -374,6 +363,13 @@ async def test_an_append_is_found_again_when_its_first_rows_were_trimmed_before_
             assert (await real.ask(TrimRows(0, 1e12))).rows == 3
             is_away = False
         assert await accounts["anna"].ask(Deposit(1)) == 3
+
+
+@pytest.mark.parametrize("patience", [-1.0, math.nan, "x", None])
+async def test_a_patience_that_is_no_time_is_refused(autojump_clock: MockClock, patience: Any) -> None:
+    async with ActorSystem("test") as system:
+        with pytest.raises(ConfigurationError, match=r"patience is .*, wanted seconds, 0 or more"):
+            await shards(system, Account, events=EVENTS, journal="nowhere", shards=1, patience=patience)
 
 
 async def test_an_outage_has_one_line_in_the_log_and_one_at_its_end(

@@ -24,7 +24,7 @@ from levada.actors.durable import CommandReused, Durable, OutcomeUnknown, Shards
 from levada.actors.durable.hosting import FINISHING, UNUSED, CheckHost, Close, EndHost, Host, Open
 from levada.actors.durable.placement import target
 from levada.actors.durable.rows import ShardLog, log_config
-from levada.actors.durable.settings import ShardsConfig, Terms
+from levada.actors.durable.settings import EntityLimits, Terms
 from levada.actors.durable.turns import EntityCommand
 from levada.actors.journal import GetExtent, Journal, Store
 from levada.actors.nodes import Member, MemberState, NodeDown, Nodes
@@ -269,7 +269,7 @@ TERMS = Terms(
     cls=f"{Placed.__module__}:Placed",
     schema=LOG.schema.serialize().to_pybytes(),
     shards=1,
-    config=ShardsConfig(remember=10, snapshot_every=100, max_live=10, patience=0.0),
+    limits=EntityLimits(remember=10, snapshot_every=100, max_live=10, patience=0.0),
 )
 
 

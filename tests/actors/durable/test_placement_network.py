@@ -17,7 +17,7 @@ from tests.actors.nodes.network import DRIVER, nodes_on_network
 from tests.seeds import seeds
 from tests.simnet import SimNet
 
-from levada.actors.durable import ShardsConfig, placement, shards
+from levada.actors.durable import placement, shards
 from levada.actors.durable.rows import OWNED, ShardLog
 from levada.actors.nodes import NodeLost
 from levada.framework import ActorSystem
@@ -48,13 +48,7 @@ async def test_whatever_partitions_there_are_owners_never_both_write(
     ):
         journal = system.spawn(MemoryJournal, ShardLog((Paid,)).schema, rows)
         purses = await shards(
-            system,
-            Purse,
-            events=Paid,
-            journal=journal,
-            shards=SHARDS,
-            nodes=nodes,
-            config=ShardsConfig(snapshot_every=3, idle=5.0),
+            system, Purse, events=Paid, journal=journal, shards=SHARDS, nodes=nodes, snapshot_every=3, idle=5.0
         )
 
         async def customer(entity: str, customer: int) -> None:

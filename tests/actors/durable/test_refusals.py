@@ -28,7 +28,6 @@ from levada.actors.durable import (
     EntityErased,
     OutcomeUnknown,
     Shards,
-    ShardsConfig,
     applies,
     log_columns,
     log_config,
@@ -146,13 +145,7 @@ async def test_a_journal_that_cannot_be_opened_says_why_until_it_can(tmp_path: P
 async def test_a_journal_that_its_keeper_cannot_open_again_says_why(tmp_path: Path) -> None:
     async with ActorSystem("test", **TIMES) as system:
         accounts = await shards(
-            system,
-            Account,
-            events=EVENTS,
-            journal=tmp_path / "log",
-            shards=2,
-            config=ShardsConfig(patience=2.0),
-            keeper=True,
+            system, Account, events=EVENTS, journal=tmp_path / "log", shards=2, patience=2.0, keeper=True
         )
         assert await accounts["anna"].ask(Deposit(5), command="one") == 5
         os.kill(nodes_of(system)["Account-keeper"].pid, signal.SIGKILL)
@@ -347,9 +340,7 @@ async def test_a_shard_that_has_its_partition_after_all_takes_it_once(autojump_c
     async with ActorSystem("test", ask_timeout=1000.0) as system:
         rows = no_rows()
         journal = system.spawn(Unlucky, rows)
-        accounts = await shards(
-            system, Account, events=EVENTS, journal=journal, shards=1, config=ShardsConfig(patience=0.0)
-        )
+        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1, patience=0.0)
         assert await accounts["anna"].ask(Deposit(1)) == 1
         await trio.sleep(3 * shard.LAST_DELAY)
         assert await accounts["anna"].ask(Deposit(1)) == 2

@@ -15,7 +15,7 @@ import trio
 
 pytest.importorskip("pyarrow")
 
-from levada.actors.durable import Durable, Shards, ShardsConfig, applies, entity, shards
+from levada.actors.durable import Durable, Shards, applies, entity, shards
 from levada.actors.durable.reminders import Reminder, Reminders
 from levada.framework import ActorSystem, Asks, Codec, handles, message
 from levada.framework.errors import ActorStopped, ConfigurationError
@@ -143,10 +143,10 @@ async def test_a_late_reminder_comes_after_a_restart_and_only_once(tmp_path: Pat
 
 
 async def test_reminders_outlive_snapshots_of_their_shard(tmp_path: Path, world: World) -> None:
-    async with clocks_in(tmp_path, world, config=ShardsConfig(snapshot_every=4)) as clocks:
+    async with clocks_in(tmp_path, world, snapshot_every=4) as clocks:
         for number in range(20):
             await clocks["c"].ask(Plan(1010 + number, f"n{number}", key=f"k{number % 7}"))
-    async with clocks_in(tmp_path, world, config=ShardsConfig(snapshot_every=4)) as clocks:
+    async with clocks_in(tmp_path, world, snapshot_every=4) as clocks:
         world.jump(100)
         assert await rung(clocks, *(f"n{number}" for number in range(13, 20)))
 
@@ -346,7 +346,7 @@ async def test_commands_are_right_in_virtual_time_on_a_real_disk(
 ) -> None:
     """The clock does not pass the time-outs of commands while the journal writes in its thread."""
     async with ActorSystem("test") as system:
-        clocks = await shards(system, Clock, events=Rang, journal=tmp_path, shards=2, config=ShardsConfig(idle=30.0))
+        clocks = await shards(system, Clock, events=Rang, journal=tmp_path, shards=2, idle=30.0)
         began = system.platform.time()
         for hour in range(20):
             await clocks[f"c{hour % 3}"].ask(Plan(began + 3600.0 * (hour + 1), f"{hour}", key=f"{hour}"))

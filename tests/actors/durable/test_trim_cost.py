@@ -13,7 +13,7 @@ pytest.importorskip("pyarrow")
 import pyarrow as pa
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit
 
-from levada.actors.durable import ShardsConfig, log_columns, log_config, shards
+from levada.actors.durable import log_columns, log_config, shards
 from levada.actors.journal import Store, TrimRows
 from levada.framework import ActorSystem
 
@@ -42,9 +42,7 @@ def fill(folder: Path, events: int) -> None:
 async def command(folder: Path, *, snapshots: bool) -> list[int]:
     """Start the actors; ask some of them, or have all write snapshots."""
     async with ActorSystem("test", ask_timeout=1e6, shutdown_timeout=1e6) as system:
-        accounts = await shards(
-            system, Account, events=EVENTS, journal=folder, shards=1, config=ShardsConfig(snapshot_every=50)
-        )
+        accounts = await shards(system, Account, events=EVENTS, journal=folder, shards=1, snapshot_every=50)
         if snapshots:
             return [await accounts[f"entity-{number}"].ask(Deposit(1)) for number in range(ENTITIES)]
         return [await accounts[f"entity-{number}"].ask(Balance()) for number in range(5)]

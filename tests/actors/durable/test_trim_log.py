@@ -17,7 +17,7 @@ from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit
 from tests.actors.durable.test_trimming import accounts_in
 
 from levada.actors import cli
-from levada.actors.durable import ShardsConfig, copy_log, log_columns, log_config, shards, trim_log
+from levada.actors.durable import copy_log, log_columns, log_config, shards, trim_log
 from levada.actors.journal import Journal, JournalConfig, JournalError, JournalLocked, Store
 from levada.actors.journal.asking import locked
 from levada.framework import ActorSystem, bounded
@@ -55,9 +55,7 @@ async def test_a_folder_is_trimmed_while_its_program_runs(tmp_path: Path) -> Non
             Journal, tmp_path, log_columns(EVENTS), config=log_config(2), clean_every=0.01, reopen_every=1.0
         )
         log = system.spawn(journal, mailbox=bounded(256))
-        accounts = await shards(
-            system, Account, events=EVENTS, journal=log, shards=2, config=ShardsConfig(snapshot_every=5, remember=3)
-        )
+        accounts = await shards(system, Account, events=EVENTS, journal=log, shards=2, snapshot_every=5, remember=3)
         for number in range(7):
             await accounts["anna"].ask(Deposit(1), command=f"anna {number}")
         assert await trim_log(system, tmp_path, keep=0, remember=3) == 4

@@ -16,7 +16,7 @@ pytest.importorskip("pyarrow")
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited
 from tests.actors.durable.test_reminders import Clock, Plan, Rang, Seen, World, world
 
-from levada.actors.durable import EntityErased, ReplayFailed, Shards, ShardsConfig, applies, shards
+from levada.actors.durable import EntityErased, ReplayFailed, Shards, applies, shards
 from levada.actors.durable.snapshots import Snapshots
 from levada.actors.journal import Extent, GetExtent, ReadRows, Rows, TrimRows
 from levada.framework import ActorSystem, Ref, handles
@@ -31,7 +31,7 @@ ALL = 1e12
 @asynccontextmanager
 async def accounts_in(folder: Path, cls: Any = Account, **settings: Any) -> AsyncIterator[Shards[Any]]:
     async with ActorSystem("test", ask_timeout=1e6, shutdown_timeout=1e6) as system:
-        settings = {"shards": 1, "config": ShardsConfig(snapshot_every=5, remember=3), "name": "Account", **settings}
+        settings = {"shards": 1, "snapshot_every": 5, "remember": 3, "name": "Account", **settings}
         yield await shards(system, cls, events=EVENTS, journal=folder, **settings)
 
 
@@ -93,10 +93,10 @@ async def test_remembered_commands_get_their_recorded_answers(tmp_path: Path) ->
 
 
 async def test_a_snapshot_with_more_commands_than_are_remembered_now(tmp_path: Path) -> None:
-    async with accounts_in(tmp_path, config=ShardsConfig(snapshot_every=5, remember=100)) as accounts:
+    async with accounts_in(tmp_path, remember=100) as accounts:
         for number in range(5):
             await accounts["anna"].ask(Deposit(1), command=f"anna {number}")
-    async with accounts_in(tmp_path, config=ShardsConfig(snapshot_every=5, remember=1)) as accounts:
+    async with accounts_in(tmp_path, remember=1) as accounts:
         assert await trim(accounts, remember=1) == 4
         assert await accounts["anna"].ask(Deposit(1), command="anna 4") == 5
         assert await accounts["anna"].ask(Deposit(1), command="anna 3") == 6  # it is forgotten
@@ -117,9 +117,7 @@ async def test_only_rows_from_before_a_time_go(tmp_path: Path) -> None:
 
 async def test_reminders_stay_and_come(tmp_path: Path, world: World) -> None:
     async def clocks_in(system: ActorSystem) -> Shards[Any]:
-        return await shards(
-            system, Clock, events=Rang, journal=tmp_path, shards=1, clock=world, config=ShardsConfig(snapshot_every=3)
-        )
+        return await shards(system, Clock, events=Rang, journal=tmp_path, shards=1, clock=world, snapshot_every=3)
 
     async with ActorSystem("test", ask_timeout=1e6, shutdown_timeout=1e6) as system:
         clocks = await clocks_in(system)

@@ -14,7 +14,7 @@ import trio
 from tests.actors.durable.purses import Clerk, Errand, Paid, Pay, Purse, Total
 from tests.actors.nodes.processes import START
 
-from levada.actors.durable import Shards, ShardsConfig, shards
+from levada.actors.durable import Shards, shards
 from levada.actors.journal.keeper_process import without_pandas
 from levada.actors.nodes import NodeLost, Nodes, NodeSettings, NodeUp, local_nodes
 from levada.framework import ActorSystem, Ref, restart
@@ -122,7 +122,7 @@ async def main(folder: str, count: int, snapshot_every: int) -> None:
     ):
         purses = await shards(
             system, Purse, events=Paid, journal=folder, shards=count, nodes=nodes,
-            config=ShardsConfig(idle=0.5, snapshot_every=snapshot_every, max_live=2 * count), keeper=True,
+            idle=0.5, snapshot_every=snapshot_every, max_live=2 * count, keeper=True,
         )  # fmt: skip
         trial = Trial(nodes, purses)
         async with trio.open_nursery() as nursery:

@@ -15,7 +15,7 @@ from tests.actors.durable.accounts import EVENTS, Account
 from levada.actors.durable import shards
 from levada.actors.durable.hosting import SentStore
 from levada.actors.durable.opening import OpenShards
-from levada.actors.durable.settings import ShardsConfig, Terms
+from levada.actors.durable.settings import EntityLimits, Terms
 from levada.actors.postgres import PostgresStore
 from levada.actors.postgres.addresses import PostgresAddress
 from levada.framework import ActorSystem, Codec
@@ -136,7 +136,7 @@ async def test_a_keeper_is_for_folders() -> None:
 @pytest.mark.ci
 def test_a_store_travels_to_a_process_that_has_not_imported_it() -> None:
     """As to the driver, which never imports the app."""
-    terms = Terms(cls="app:Account", schema=b"", shards=1, config=ShardsConfig())
+    terms = Terms(cls="app:Account", schema=b"", shards=1, limits=EntityLimits())
     sent = OpenShards.of(terms, PostgresStore(f"postgresql://anna:{SECRET}@db/bank", "accounts")).sent()
     assert "s3cr" not in repr(sent)
     program = (

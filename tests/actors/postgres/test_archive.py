@@ -17,7 +17,7 @@ from tests.actors.durable.test_archive import archived, one_table
 from tests.actors.postgres.cluster import Cluster
 from tests.actors.postgres.test_questions import table_of
 
-from levada.actors.durable import Keep, ShardsConfig, shards, trim_log
+from levada.actors.durable import Keep, shards, trim_log
 from levada.actors.journal import JournalError, JournalLocked
 from levada.actors.journal.archive import Archive
 from levada.actors.postgres import PostgresStore
@@ -30,7 +30,7 @@ from levada.framework.files import Files
 async def test_rows_are_archived_before_they_are_deleted(url: str, server: Cluster, tmp_path: Path) -> None:
     place = tmp_path / "archive"
     options: dict[str, Any] = {
-        "events": EVENTS, "journal": url, "shards": 1, "config": ShardsConfig(snapshot_every=5, remember=3), "keep": Keep(1e9, place),
+        "events": EVENTS, "journal": url, "shards": 1, "snapshot_every": 5, "remember": 3, "keep": Keep(1e9, place),
     }  # fmt: skip
     async with ActorSystem("test", ask_timeout=60.0) as system:
         accounts = await shards(system, Account, **options)
@@ -72,9 +72,7 @@ async def test_rows_are_archived_before_they_are_deleted(url: str, server: Clust
 
 async def test_rows_of_a_process_that_died_behind_its_archive_are_in_both(url: str, tmp_path: Path) -> None:
     async with ActorSystem("test", ask_timeout=60.0) as system:
-        accounts = await shards(
-            system, Account, events=EVENTS, journal=url, shards=1, config=ShardsConfig(snapshot_every=5, remember=3)
-        )
+        accounts = await shards(system, Account, events=EVENTS, journal=url, shards=1, snapshot_every=5, remember=3)
         for _ in range(12):
             await accounts["anna"].ask(Deposit(1))
         before = await one_table(accounts, tmp_path)
@@ -112,7 +110,7 @@ async def test_rows_do_not_pass_by_an_archive_that_another_process_begins_meanwh
             "events": EVENTS,
             "journal": url,
             "shards": 1,
-            "config": ShardsConfig(snapshot_every=5),
+            "snapshot_every": 5,
         }
         accounts = await shards(system, Account, **options)
         for _ in range(12):
@@ -142,9 +140,7 @@ async def test_one_process_at_a_time_changes_the_archive_of_a_shard(
     url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with ActorSystem("test", ask_timeout=60.0) as system:
-        accounts = await shards(
-            system, Account, events=EVENTS, journal=url, shards=2, config=ShardsConfig(snapshot_every=5)
-        )
+        accounts = await shards(system, Account, events=EVENTS, journal=url, shards=2, snapshot_every=5)
         for _ in range(7):
             await accounts["anna"].ask(Deposit(1))
             await accounts["carl"].ask(Deposit(1))

@@ -18,7 +18,7 @@ from tests.actors.durable.test_copy_log import Stop, copied, fill, rows_of, stop
 from tests.actors.postgres.cluster import Cluster
 from tests.actors.postgres.test_questions import table_of, terminate
 
-from levada.actors.durable import EntityErased, ShardsConfig, copy_log, log_config, shards, trim_log
+from levada.actors.durable import EntityErased, copy_log, log_config, shards, trim_log
 from levada.actors.durable.testing import _fault_checks
 from levada.actors.journal import CopyUnfinished, Store, still
 from levada.framework import ActorSystem
@@ -30,9 +30,7 @@ APP = Path(__file__).with_name("copying_app.py")
 async def balances(journal: Any, *commands: tuple[str, Any, str]) -> list[int]:
     """Ask durable accounts over a log."""
     async with ActorSystem("test", ask_timeout=60.0) as system:
-        accounts = await shards(
-            system, Account, events=EVENTS, journal=journal, shards=2, config=ShardsConfig(snapshot_every=4)
-        )
+        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=2, snapshot_every=4)
         return [await accounts[name].ask(m, command=command) for name, m, command in commands]
 
 

@@ -22,7 +22,7 @@ from tests.actors.postgres.cluster import Cluster, cluster, programs
 from tests.actors.postgres.proxy import Proxy, proxy_to
 from tests.actors.postgres.test_questions import log_at, rows_for, store, terminate
 
-from levada.actors.durable import EntityErased, OutcomeUnknown, Shards, ShardsConfig, shards
+from levada.actors.durable import EntityErased, OutcomeUnknown, Shards, shards
 from levada.actors.journal import Append, Appended, GetExtent, JournalBehind, JournalFull
 from levada.framework import ActorSystem
 from levada.framework.errors import ActorStopped
@@ -43,9 +43,7 @@ def quiet(caplog: pytest.LogCaptureFixture) -> None:
 @asynccontextmanager
 async def accounts_at(url: str, *, count: int = 4, name: str = "test") -> AsyncIterator[Shards[Any]]:
     async with ActorSystem(name, ask_timeout=110.0, shutdown_timeout=30.0) as system:
-        yield await shards(
-            system, Account, events=EVENTS, journal=url, shards=count, config=ShardsConfig(snapshot_every=50)
-        )
+        yield await shards(system, Account, events=EVENTS, journal=url, shards=count, snapshot_every=50)
 
 
 async def under_fire(

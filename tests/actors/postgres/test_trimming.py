@@ -13,7 +13,7 @@ from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit
 from tests.actors.postgres.cluster import Cluster
 from tests.actors.postgres.test_questions import table_of
 
-from levada.actors.durable import ShardsConfig, shards, trim_log
+from levada.actors.durable import shards, trim_log
 from levada.actors.postgres import log as postgres_log
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
@@ -27,12 +27,7 @@ async def test_rows_behind_snapshots_are_deleted_in_batches(
     async with ActorSystem("test", ask_timeout=60.0) as system:
         with pytest.raises(ConfigurationError, match="no log of this name"):
             await trim_log(system, url, keep=0)  # there is none, and none is made
-        options: dict[str, Any] = {
-            "events": EVENTS,
-            "journal": url,
-            "shards": 2,
-            "config": ShardsConfig(snapshot_every=5, remember=3),
-        }
+        options: dict[str, Any] = {"events": EVENTS, "journal": url, "shards": 2, "snapshot_every": 5, "remember": 3}
         accounts = await shards(system, Account, **options)
         for name in ("anna", "bert"):
             for number in range(12):

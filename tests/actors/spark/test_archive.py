@@ -15,7 +15,7 @@ pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 from tests.actors.durable.accounts import EVENTS, Deposit  # noqa: E402
 from tests.actors.durable.test_trimming import accounts_in  # noqa: E402
 
-from levada.actors.durable import Keep, Shards, ShardsConfig, log_columns  # noqa: E402
+from levada.actors.durable import Keep, Shards, log_columns  # noqa: E402
 from levada.actors.journal import Extent, GetExtent, JournalError, OffsetGone, TrimRows  # noqa: E402
 from levada.actors.journal.archive import Archive  # noqa: E402
 from levada.actors.spark import bridge_reading  # noqa: E402
@@ -47,9 +47,7 @@ def deposit(actors: Actors, accounts: Shards[Any], times: int) -> None:
 @pytest.mark.parametrize("keeper", WHERE)
 def test_a_log_and_its_archive_are_one_table(actors: Actors, tmp_path: Path, *, keeper: bool) -> None:
     place = tmp_path / "archive"
-    accounts = open_accounts(
-        actors, tmp_path / "log", config=ShardsConfig(snapshot_every=3), keeper=keeper, keep=Keep(1e9, place)
-    )
+    accounts = open_accounts(actors, tmp_path / "log", snapshot_every=3, keeper=keeper, keep=Keep(1e9, place))
     deposit(actors, accounts, 7)
     before = events(actors)
     assert trim(actors, accounts, place) > 0
@@ -73,7 +71,7 @@ def test_a_log_and_its_archive_are_one_table(actors: Actors, tmp_path: Path, *, 
 
 def test_rows_that_are_in_neither_are_named(actors: Actors, tmp_path: Path) -> None:
     place = tmp_path / "archive"
-    accounts = open_accounts(actors, tmp_path / "log", config=ShardsConfig(snapshot_every=3), keep=Keep(1e9, place))
+    accounts = open_accounts(actors, tmp_path / "log", snapshot_every=3, keep=Keep(1e9, place))
     deposit(actors, accounts, 7)
     assert trim(actors, accounts, "") > 0
     log = log_of(actors)
@@ -97,7 +95,7 @@ async def test_rows_that_go_while_they_are_read_are_read_once(
 ) -> None:
     monkeypatch.setattr(bridge_reading, "READ_BYTES", 1)  # a block at a time
     place = str(tmp_path / "archive")
-    async with accounts_in(tmp_path / "log") as accounts:
+    async with accounts_in(tmp_path / "log", snapshot_every=5) as accounts:
         for _ in range(40):
             await accounts["anna"].ask(Deposit(1))
         assert accounts.journal is not None
@@ -132,7 +130,7 @@ def archive_columns(archive: Archive) -> list[str]:
 @pytest.mark.timeout(180)
 def test_spark_counts_each_event_once(spark: SparkSession, actors: Actors, tmp_path: Path) -> None:
     place = tmp_path / "archive"
-    accounts = open_accounts(actors, tmp_path / "log", config=ShardsConfig(snapshot_every=3), keep=Keep(1e9, place))
+    accounts = open_accounts(actors, tmp_path / "log", snapshot_every=3, keep=Keep(1e9, place))
     deposit(actors, accounts, 7)
     assert trim(actors, accounts, place) > 0
     deposit(actors, accounts, 7)

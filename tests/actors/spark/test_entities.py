@@ -19,7 +19,7 @@ from pyspark import TaskContext  # noqa: E402
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Move, Withdraw  # noqa: E402
 from tests.actors.durable.test_placement import Slow, placed  # noqa: E402
 
-from levada.actors.durable import Shards, ShardsConfig, shards  # noqa: E402
+from levada.actors.durable import Shards, shards  # noqa: E402
 from levada.actors.journal import OffsetGone, SchemaMismatch, TrimRows  # noqa: E402
 from levada.actors.nodes import nodes_of  # noqa: E402
 from levada.actors.spark import ActorFailed, AskRows, EachCommand, RemoteActor, ask_batches  # noqa: E402
@@ -78,7 +78,7 @@ def events(actors: Actors) -> list[tuple[Any, ...]]:
 
 
 def test_the_events_of_a_durable_class_are_read_without_the_bookkeeping(actors: Actors, tmp_path: Path) -> None:
-    accounts = open_accounts(actors, tmp_path / "log", config=ShardsConfig(snapshot_every=2))
+    accounts = open_accounts(actors, tmp_path / "log", snapshot_every=2)
     for entity in ("anna", "bert", "cleo"):
         assert ask(actors, accounts, entity, Move([1, 2, 3]), f"move-{entity}") == 6
     assert ask(actors, accounts, "anna", Withdraw(2)) == 4
@@ -101,7 +101,7 @@ def test_the_events_of_a_durable_class_are_read_without_the_bookkeeping(actors: 
 @pytest.mark.parametrize("kept", WHERE)
 def test_readers_of_a_trimmed_log_begin_behind_it_or_are_told(actors: Actors, tmp_path: Path, *, kept: bool) -> None:
     """The rows that are left before are not taken for all."""
-    accounts = open_accounts(actors, tmp_path / "log", config=ShardsConfig(snapshot_every=3), keeper=kept)
+    accounts = open_accounts(actors, tmp_path / "log", snapshot_every=3, keeper=kept)
     for name in ("anna", "bert"):
         for _ in range(7):
             ask(actors, accounts, name, Deposit(1))
@@ -159,7 +159,7 @@ def test_what_is_no_log_is_refused(actors: Actors, tmp_path: Path) -> None:
 @pytest.mark.ci
 def test_a_log_behind_a_keeper_is_read(actors: Actors, tmp_path: Path) -> None:
     """Erased rows at the start, within and at the end of a partition; and a keeper that is killed while it is read."""
-    accounts = open_accounts(actors, tmp_path / "log", keeper=True, config=ShardsConfig(snapshot_every=2))
+    accounts = open_accounts(actors, tmp_path / "log", keeper=True, snapshot_every=2)
     for entity in ("anna", "bert", "cleo", "dora"):
         ask(actors, accounts, entity, Move([1, 2, 3]), f"move-{entity}")
     found = [
@@ -299,7 +299,7 @@ def test_a_job_sends_commands_and_reads_what_they_did(
     spark: SparkSession, actors: Actors, tmp_path: Path, keeper: bool
 ) -> None:
     """A job that runs twice changes nothing the second time."""
-    accounts = open_accounts(actors, tmp_path / "log", config=ShardsConfig(snapshot_every=10), keeper=keeper)
+    accounts = open_accounts(actors, tmp_path / "log", snapshot_every=10, keeper=keeper)
     deposits = expose(actors, accounts, Deposit)
 
     def sent(batches: Any) -> Any:
@@ -362,7 +362,7 @@ def test_a_task_that_fails_after_its_commands_and_runs_again_adds_none(
 def test_a_stream_of_events_goes_on_behind_erased_ones(
     spark: SparkSession, actors: Actors, tmp_path: Path, keeper: bool
 ) -> None:
-    accounts = open_accounts(actors, tmp_path / "log", config=ShardsConfig(snapshot_every=3), keeper=keeper)
+    accounts = open_accounts(actors, tmp_path / "log", snapshot_every=3, keeper=keeper)
 
     def run() -> list[tuple[Any, ...]]:
         options = {"address": actors.bridge.address, "mailbox": "accounts", "maxRowsPerBatch": "10"}

@@ -20,7 +20,7 @@ from tests.actors.durable.log_reader import check_rows, read_log
 from tests.actors.durable.purses import Paid, Pay, Purse, Total
 from tests.actors.durable.trial_driver import APP, SETTINGS
 
-from levada.actors.durable import Shards, ShardsConfig, shards
+from levada.actors.durable import Shards, shards
 from levada.actors.nodes import Nodes, local_nodes
 from levada.actors.spark import ask_batches
 from levada.framework import Actor, Asks, handles
@@ -61,7 +61,7 @@ class Bank(Actor[Start]):
             journal=m.folder,
             shards=4,
             nodes=self.nodes,
-            config=ShardsConfig(snapshot_every=10),
+            snapshot_every=10,
             keeper=True,
         )
 

@@ -108,7 +108,7 @@ def add_parser(subparsers: Subparsers) -> None:
         type=positive,
         default=256,
         metavar="N",
-        help="answers of commands that stay for each entity, as ShardsConfig(remember=) has it (default: 256)",
+        help="answers of commands that stay for each entity, as shards(remember=) has it (default: 256)",
     )
     trim.add_argument(
         "--archive",

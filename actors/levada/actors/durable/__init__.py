@@ -15,11 +15,11 @@ from .entry import Entity, Shards, shards, shards_of
 from .errors import CommandFailed, DurableError, EntityErased, OutcomeUnknown, ReplayFailed, ShardLost
 from .moving import CopiedRows, copy_log
 from .rows import log_columns, log_config
-from .settings import Keep, ShardsConfig, ShardStatistics
+from .settings import Keep, ShardStatistics
 from .trim_log import trim_log
 
 __all__ = [
     "CommandFailed", "CommandReused", "CopiedRows", "Durable", "DurableError", "Entity", "EntityErased", "Keep", "OutcomeUnknown",
-    "ReplayFailed", "ShardLost", "ShardStatistics", "Shards", "ShardsConfig", "applies", "copy_log", "log_columns", "log_config", "shards",
+    "ReplayFailed", "ShardLost", "ShardStatistics", "Shards", "applies", "copy_log", "log_columns", "log_config", "shards",
     "shards_of", "trim_log", "upcasts",
 ]  # fmt: skip

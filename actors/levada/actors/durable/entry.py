@@ -8,7 +8,7 @@ import sys
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any, Generic, Literal, Never, TypeVar, cast
+from typing import TYPE_CHECKING, Any, Generic, Literal, TypeVar, cast
 
 import attrs
 import trio
@@ -29,7 +29,7 @@ from .hosting import MAILBOX
 from .opening import AGAIN, Folder, OpenShards, Place, columns_in, database_at, has_streams, open_journal
 from .routing import Follower, Route, ShardRoutes, ToShard, subscribed
 from .rows import ShardLog, load_arrow
-from .settings import GetShardStatistics, Keep, ShardsConfig, ShardSettings, ShardStatistics, Terms, require_keep
+from .settings import EntityLimits, GetShardStatistics, Keep, ShardSettings, ShardStatistics, Terms, require_keep
 from .shard import Finisher, Shard
 from .turns import CommandTurn, EntityCommand, Erase
 
@@ -47,7 +47,6 @@ LONGEST_ID = 1000
 """The most bytes of an id."""
 _SHARD_AGAIN = attrs.evolve(AGAIN, max_backoff=1.0)
 """A shard ends with each append that a failing disk refuses, and what needs no rows should not wait for long."""
-_DEFAULTS = ShardsConfig()
 
 
 @attrs.define(eq=False)
@@ -67,7 +66,7 @@ class Entity(Generic[M]):
         Args:
             message: an instance of a class that the durable actor handles.
             command: an id for this command, text of 1 to 1000 bytes. If the entity has handled a command with this id, nothing is done again, and
-                the recorded answer is returned. The entity remembers its newest ids (`ShardsConfig.remember`).
+                the recorded answer is returned. The entity remembers its newest ids (``shards(remember=…)``).
             timeout: as for `Ref.ask`.
 
         Raises:
@@ -184,7 +183,7 @@ class _Root(Actor[_Start]):
             self.reply_later().fail(error)
             self.stop()
             return None
-        patience = self.settings.terms.config.patience
+        patience = self.settings.terms.limits.patience
         found = [
             self.spawn(
                 Shard, self.settings, Access(journal, number, has_streams(self.place), patience),
@@ -287,12 +286,15 @@ async def shards(
     journal: str | os.PathLike[str] | Ref[Any] | LogStore,
     shards: int = 16,
     nodes: Nodes | Literal["default"] | None = "default",
+    idle: float = 60.0,
+    remember: int = 256,
+    snapshot_every: int = 1000,
+    max_live: int = 100_000,
     keep: float | Keep | None = None,
+    patience: float = 30.0,
     keeper: bool = False,
-    config: ShardsConfig = _DEFAULTS,
     name: str | None = None,
     clock: Callable[[], float] | None = None,
-    **unknown: Never,
 ) -> Shards[M]:
     """Start the shards of a durable class, or join them.
 
@@ -310,19 +312,22 @@ async def shards(
         shards: the number of partitions of the log, 1 to 4096, fixed when the log is made. Entities are spread over them by their ids.
         nodes: the nodes for the entities: each shard is on one node that is up, and every node must have imported the class. None: this process. The
             default: on a node the nodes of its fleet, elsewhere this process.
+        idle: seconds without a command after which an entity leaves memory.
+        remember: how many command ids an entity remembers, the newest first.
+        snapshot_every: the number of rows of an entity after which its state is written too, so that reading it begins there.
+        max_live: about the most entities in memory: beyond it the least recently used leave first.
         keep: seconds. Older rows leave the log when the newest snapshot of their entity is behind them; the answers of the commands that an entity
             remembers stay, and reminders do. Fields of the class cannot change any more then: without its old rows, an entity is only in its
             snapshot. `Keep` has them archived first. None: all rows stay.
+        patience: seconds to wait for a journal that is out of reach. Commands wait too, each for its own time. Rows whose answer was lost are
+            sent again, and are written once. Behind that, commands whose rows may have been written fail with `OutcomeUnknown`.
         keeper: whether the journal of a folder runs in a child process, as with `levada.actors.journal.keeper`, so that it does not hold up
             this one, or the driver.
-        config: when entities leave memory, what they remember, and how long they wait for the journal.
         name: the name of the actor above the shards; by default the name of the class.
         clock: returns seconds since 1970. None: the time of the system, which is virtual if a test's clock of trio is. Not for entities on
             nodes: a function cannot travel, and each node has its own clock.
-        unknown: none; a setting of `ShardsConfig` here is refused with the way to write it.
 
     Raises:
-        TypeError: there is no such argument.
         ConfigurationError: an argument is invalid, does not fit the class or the log, or differs from the first call's; the text says what
             to do.
         JournalError: the folder cannot be opened, see `Store.open`, or the journal refuses; `SchemaMismatch` if its columns are not of these events.
@@ -332,12 +337,9 @@ async def shards(
     Cancellation:
         nothing was started.
     """
-    if unknown:
-        raise TypeError(_no_argument(*unknown))
     kinds = _kinds_of(events)
     _check_class(cls, kinds)
-    if not isinstance(config, ShardsConfig):
-        raise ConfigurationError(f"config is {config!r}, wanted a ShardsConfig")
+    limits = EntityLimits(idle, remember, snapshot_every, max_live, patience)
     if not isinstance(shards, int) or not 1 <= shards <= 4096:
         raise ConfigurationError(f"shards is {shards!r}, wanted a number from 1 to 4096")
     if keep is not None and not isinstance(keep, Keep):
@@ -357,7 +359,7 @@ async def shards(
         cls=f"{cls.__module__}:{cls.__qualname__}" if fleet is None else importable(cls),
         schema=wanted.schema.serialize().to_pybytes(),
         shards=shards,
-        config=config,
+        limits=limits,
         keep=keep.seconds if isinstance(keep, Keep) else keep,
         archive=archive_place(keep.archive) if isinstance(keep, Keep) else "",
     )
@@ -429,12 +431,6 @@ def _place_of(journal: Any, name: str, *, keeper: bool) -> Place:
             "keeper=True needs a folder as journal=, and got a ref or a store: leave out one of the two"
         )
     return cast(Place, journal)
-
-
-def _no_argument(name: str, *_: str) -> str:
-    if name in attrs.fields_dict(ShardsConfig):  # type: ignore[arg-type]  # a message class is an attrs class
-        return f"shards() has {name}= in its config: write shards(…, config=ShardsConfig({name}=…))"
-    return f"shards() has no argument {name}="
 
 
 def _kinds_of(events: Any) -> tuple[type, ...]:

@@ -136,7 +136,7 @@ class Host(Actor[CheckHost | Open | Close | EndHost | _Unused]):
         from levada.actors.nodes import nodes_of
 
         self._shards: dict[int, Ref[Any]] = {}
-        shards, patience, journal = self.terms.shards, self.terms.config.patience, self.journal
+        shards, patience, journal = self.terms.shards, self.terms.limits.patience, self.journal
         is_ref = isinstance(journal, Ref)
         if not is_ref:
             journal = await self.enter(journal.store.open(self.system, shards))

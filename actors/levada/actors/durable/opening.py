@@ -122,7 +122,7 @@ class OpenShards(Asks[OpenedShards]):
         """The arguments of `shards`, by their names, and the schema in place of the events."""
         terms, journal = self.terms, os.fsdecode(self.folder) if self.journal is None else self.place
         found = {name: getattr(terms, name) for name in ("cls", "schema", "shards", "keep", "archive")}
-        return found | attrs.asdict(terms.config) | {"keeper": self.keeper, "journal": journal}  # type: ignore[arg-type]  # it is an attrs class
+        return found | attrs.asdict(terms.limits) | {"keeper": self.keeper, "journal": journal}  # type: ignore[arg-type]  # it is an attrs class
 
     @property
     def place(self) -> Place:

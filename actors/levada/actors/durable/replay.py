@@ -106,7 +106,7 @@ class _Replay:
         self._name = type(live.actor).__name__
         self._log = settings.log
         self._snapshots = settings.snapshots
-        self._remember = settings.terms.config.remember
+        self._remember = settings.terms.limits.remember
 
     def begin(self, batch: pa.RecordBatch) -> bool:
         """Restore the snapshot in the first row, if it is one; return False if it does not fit the class, or its row is missing."""

@@ -20,12 +20,12 @@ from .entity import Durable
 from .rows import ShardLog
 from .snapshots import Snapshots
 
-__all__ = ["GetShardStatistics", "Keep", "ShardSettings", "ShardStatistics", "ShardsConfig", "Terms"]
+__all__ = ["EntityLimits", "GetShardStatistics", "Keep", "ShardSettings", "ShardStatistics", "Terms"]
 
 
-@message("levada.durable.shards_config", frozen=True)
-class ShardsConfig:
-    """When entities leave memory, and what they remember: ``shards(config=ShardsConfig(idle=3600.0))``.
+@message("levada.durable.entity_limits", frozen=True)
+class EntityLimits:
+    """When entities leave memory, what they remember and how long they wait: arguments of `shards` that travel together.
 
     Raises:
         ConfigurationError: a value is out of range.
@@ -87,7 +87,7 @@ class Terms:
     schema: bytes
     """The columns of the log, as an Arrow IPC message."""
     shards: int
-    config: ShardsConfig
+    limits: EntityLimits
     keep: float | None = None
     archive: str = ""
 

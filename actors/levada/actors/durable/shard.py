@@ -143,8 +143,8 @@ class Shard(DescribedActor[Any]):
         self._handlers = self.settings.cls.command_table
         self._sync_handlers = self._handlers[None]
         self._time = self.settings.clock
-        config = self.settings.terms.config
-        self._snapshot_every, self._remember = config.snapshot_every, config.remember
+        limits = self.settings.terms.limits
+        self._snapshot_every, self._remember = limits.snapshot_every, limits.remember
         self._reminder_times = ReminderTimes(self)
         self._refusal: JournalError | None = JournalError("it is being opened")
         """Why it takes no commands; None: it takes them."""
@@ -152,7 +152,7 @@ class Shard(DescribedActor[Any]):
         """Why the journal takes no rows, so that it answers only what needs none; None: it owns its partition."""
         self._commits = Commits(self.access, self.log, 0)
         self.under_way = UnderWay(self._commits, self._reminder_times.again)
-        self.entities = Population(self._commits, -(-config.max_live // self.settings.terms.shards))
+        self.entities = Population(self._commits, -(-limits.max_live // self.settings.terms.shards))
 
     async def started(self) -> None:
         """Take the partition, and start the task that writes."""
@@ -719,12 +719,12 @@ class Shard(DescribedActor[Any]):
     @handles
     def sweep(self, _: _Sweep) -> None:
         """Drop entities that had no command for some time."""
-        self.entities.sweep(self._clock.current_time() - self.settings.terms.config.idle)
+        self.entities.sweep(self._clock.current_time() - self.settings.terms.limits.idle)
         if not self.entities.is_empty:
             self._sweep_later()
 
     def _sweep_later(self) -> None:
-        self.timers.once("sweep", self.settings.terms.config.idle / 4, _Sweep())
+        self.timers.once("sweep", self.settings.terms.limits.idle / 4, _Sweep())
 
     @handles
     def count(self, _: GetShardStatistics) -> ShardStatistics:

@@ -30,7 +30,7 @@ async def trim(journal: Ref[Any], shard: int, path: str, settings: ShardSettings
     assert settings.terms.keep is not None
     older = settings.clock() - settings.terms.keep
     try:
-        remember = settings.terms.config.remember
+        remember = settings.terms.limits.remember
         question = TrimRows(shard, older, remember, settings.snapshots.layout, settings.terms.archive)
         done = await journal.ask(question, timeout=TIMEOUT)
     except (LevadaError, OSError) as error:

@@ -49,7 +49,7 @@ class EachCommand(Actor[AskRows]):
     A row has the column ``entity`` with the entity's id, the column ``command`` with the id of the command, both text, and the fields of the
     message. An entity gets its commands in the order of the rows. If a command fails, the batch fails with `ActorFailed`; other commands of the
     batch may be done. Spark then repeats the task, and commands that are done get their first answers. An entity remembers only its newest
-    ids, so `levada.actors.durable.ShardsConfig.remember` must be at least the number of commands that a job may send to one entity.
+    ids, so ``shards(remember=…)`` must be at least the number of commands that a job may send to one entity.
 
     Args:
         entities: the durable actors, which may be on nodes.

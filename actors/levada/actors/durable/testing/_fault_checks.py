@@ -12,7 +12,6 @@ from uuid import UUID
 import attrs
 import trio
 
-from levada.actors.durable import ShardsConfig
 from levada.actors.durable.entity import Durable, applies
 from levada.actors.durable.entry import shards
 from levada.actors.durable.errors import OutcomeUnknown
@@ -209,7 +208,7 @@ async def each_question_and_each_answer_may_be_lost(make: Maker) -> None:
                 losing = _Losing(first, count, what)
                 journal = made.system.spawn(FaultyLog, made.ref, losing)
                 name = f"{what}-{count}-{first}"
-                accounts = await books(made, journal, name, config=ShardsConfig(max_live=1))
+                accounts = await books(made, journal, name, max_live=1)
                 await _work(accounts, name)
                 asked = losing.asked - count
                 await end(accounts)
