@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import errno
+import os
 from collections.abc import Awaitable, Callable
 from functools import partial
 from pathlib import Path
@@ -23,6 +25,7 @@ from levada.actors.journal.asking import locked
 from levada.framework import ActorSystem, bounded
 from levada.framework.errors import ConfigurationError
 from levada.framework.files import Files
+from levada.framework.platform import REAL
 
 FOREVER: dict[str, Any] = {"shutdown_timeout": 1e6, "ask_timeout": 1e6}
 
@@ -104,6 +107,32 @@ async def test_a_journal_that_is_no_log_is_refused(tmp_path: Path) -> None:
         for wrong in wrongs:
             with pytest.raises(ConfigurationError, match="wanted"):
                 await trim_log(system, tmp_path, **wrong)
+
+
+def test_a_folder_that_only_reads_is_one_sentence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trio.run(fill, tmp_path / "log")
+    real = os.open
+
+    def refuse(path: Any, flags: int, *mode: Any) -> int:
+        if flags & os.O_CREAT and Path(path).is_relative_to(tmp_path):
+            raise OSError(errno.EROFS, os.strerror(errno.EROFS), str(path))
+        return real(path, flags, *mode)
+
+    monkeypatch.setattr(REAL.files, "open", refuse)
+    log, copy = str(tmp_path / "log"), str(tmp_path / "copy")
+    for command in (
+        ["trim", log, "--keep", "0"],
+        ["backup", log, copy],
+        ["export", log, copy + ".csv"],
+        ["copy", log, copy],
+    ):
+        assert cli.main(["journal", *command]) == 2
+        out, error = capsys.readouterr()
+        assert (out, error.count("\n")) == ("", 1)
+        assert "the disk refuses ([Errno 30] Read-only file system: " in error
+        assert "see whether this user may write there" in error
 
 
 def test_the_command_line_trims(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

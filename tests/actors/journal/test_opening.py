@@ -21,6 +21,7 @@ from levada.actors.journal import (  # noqa: E402
     JournalConfig,
     JournalDamaged,
     JournalError,
+    JournalFull,
     JournalUnwritable,
     Store,
     backup,
@@ -220,6 +221,31 @@ def test_a_journal_may_be_made_in_a_folder_that_its_user_may_not_read(
     monkeypatch.setattr(REAL.files, "open", refuse)
     with Store.open(tmp_path / "journal", SCHEMA, CONFIG) as store:
         assert store.append([(0, rows(1))]) == [Appended(0, 0, 1)]
+
+
+@pytest.mark.parametrize("call", ["mkdir", "open"])
+@pytest.mark.parametrize(
+    ("code", "error", "text"),
+    [
+        (errno.EACCES, JournalUnwritable, "see whether this user may write there"),
+        (errno.EROFS, JournalUnwritable, "Read-only file system"),
+        (errno.ENOSPC, JournalFull, "make room on it"),
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_an_error_of_the_journal(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, call: str, code: int, error: type[JournalError], text: str
+) -> None:
+    real = getattr(os, call)
+
+    def refuse(path: Any, *arguments: Any) -> Any:
+        if tmp_path / "journal" in (Path(path), Path(path).parent):
+            raise OSError(code, os.strerror(code), str(path))
+        return real(path, *arguments)
+
+    monkeypatch.setattr(REAL.files, call, refuse)
+    with pytest.raises(error, match=text) as caught:
+        Store.open(tmp_path / "journal", SCHEMA, CONFIG)
+    assert caught.value.path == str(tmp_path / "journal")
 
 
 # ---------------------------------------------------------------- first starts

@@ -26,8 +26,8 @@ import pyarrow.parquet
 from levada.framework.files import Files
 
 from .blocks import write_all
-from .copying import refusals, synced_file
-from .errors import JournalError, JournalUnwritable, OffsetGone
+from .copying import synced_file
+from .errors import JournalError, JournalUnwritable, OffsetGone, refusals
 from .places import Archived, is_url, misplaced, shown
 from .questions import EraseEntity, TrimRows
 from .schema import fit

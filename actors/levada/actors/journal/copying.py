@@ -22,12 +22,12 @@ from levada.framework.platform import PLATFORM, Platform
 
 from .asking import locked
 from .blocks import write_all
-from .errors import JournalDamaged, JournalError, JournalLocked, refused
+from .errors import JournalDamaged, JournalError, JournalLocked, refusals
 from .inspection import Inspection, inspect, journal_path, journals_in, require_apart
 from .pinning import LEDGER_LAST, Pin, delete_tree, pinned
 
 __all__ = [
-    "Copied", "Progress", "backup", "errors_of", "pinned_files", "refusals", "require_outside", "require_whole", "restore", "synced_file",
+    "Copied", "Progress", "backup", "errors_of", "pinned_files", "require_outside", "require_whole", "restore", "synced_file",
     "write_pinned",
 ]  # fmt: skip
 
@@ -245,7 +245,9 @@ def _made_aside(files: Files, aside: Path) -> Iterator[None]:
                 delete_tree(files, aside)
         files.make_durable_folder(aside)
     try:
-        with locked(files, aside / _MARK):
+        with ExitStack() as held:
+            with refusals(aside):
+                held.enter_context(locked(files, aside / _MARK))
             yield
     except BaseException:
         with suppress(OSError):
@@ -298,15 +300,6 @@ def synced_file(files: Files, path: Path) -> Iterator[int]:
             files.fdatasync(descriptor)
     finally:
         files.close(descriptor)
-
-
-@contextmanager
-def refusals(path: Path) -> Iterator[None]:
-    """Turn errors of the copy's disk into errors of a journal."""
-    try:
-        yield
-    except OSError as error:
-        raise refused(error, path) from error
 
 
 def _copied(found: Inspection, directory: Path, size: int) -> Copied:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import errno
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
@@ -13,7 +15,7 @@ from levada.framework.errors import ActorError, LevadaError, RemoteFailure
 
 __all__ = [
     "BatchReused", "CommandReused", "CopyUnfinished", "JournalBehind", "JournalDamaged", "JournalError", "JournalFull", "JournalLocked",
-    "JournalUnwritable", "OffsetGone", "SchemaMismatch", "bare", "fresh", "journal_error", "refused",
+    "JournalUnwritable", "OffsetGone", "SchemaMismatch", "bare", "fresh", "journal_error", "refusals", "refused",
 ]  # fmt: skip
 
 E = TypeVar("E", bound=BaseException)
@@ -123,6 +125,15 @@ def refused(error: OSError, path: Path) -> JournalError:
         f"the disk refuses ({error}); nothing of this was written: see whether this user may write there, and whether the disk is well",
         path=str(path),
     )
+
+
+@contextmanager
+def refusals(path: Path) -> Iterator[None]:
+    """Turn what a disk refuses to write into errors of a journal."""
+    try:
+        yield
+    except OSError as error:
+        raise refused(error, path) from error
 
 
 _WITHOUT_FIELDS = {

@@ -24,7 +24,8 @@ from levada.framework.text import finite
 
 from .archive import Archive
 from .blocks import write_all
-from .copying import Progress, refusals, synced_file
+from .copying import Progress, synced_file
+from .errors import refusals
 from .inspection import Inspection, journal_path, journals_in
 from .log_events import event_columns, events_of
 from .places import archive_place

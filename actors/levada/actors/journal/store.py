@@ -22,7 +22,7 @@ from .blocks import Block, Message, bytes_of, pack, pack_with_gaps
 from .config import JournalConfig
 from .disk_writes import DiskWrites
 from .erasures import Erasures
-from .errors import JournalError, JournalLocked
+from .errors import JournalError, JournalLocked, refusals
 from .extent import Appended, Extent, Fenced, StoreStatistics, partition_of
 from .inspection import require_apart
 from .keys import Keys, Taken
@@ -95,12 +95,13 @@ class Store:
             CopyUnfinished: it is a copy that is not whole.
             JournalLocked: another process, or another store in this one, has it open.
             JournalDamaged: rows that were promised are not there, or the ledger is damaged; nothing was changed.
-            JournalUnwritable: the ledger cannot be read or written: the disk is full or fails, or this user may not write there.
+            JournalUnwritable, JournalFull: the folder or the ledger cannot be written: the disk is full, fails or only reads, or this user may not
+                write there.
             JournalError: written by a later version of this format.
             SchemaMismatch: the columns are others, or fewer; says which.
             ConfigurationError: it has another number of partitions, these columns cannot be kept, or `directory` is empty, or a new one
                 inside another journal.
-            OSError: the directory cannot be made or read.
+            OSError: the directory cannot be read.
         """
         platform = PLATFORM.get()
         files, clock = platform.files, clock or platform.time
@@ -110,9 +111,10 @@ class Store:
         path = folder_path(directory)
         if not files.exists(path / "ledger.sqlite"):
             require_apart(files, path)
-        files.make_durable_folder(path)
         with ExitStack() as resources:
-            lock = files.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
+            with refusals(path):
+                files.make_durable_folder(path)
+                lock = files.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             resources.callback(files.close, lock)
             try:
                 files.lock(lock)

@@ -16,7 +16,7 @@ from levada.framework.files import Files
 from levada.framework.platform import Platform
 
 from .asking import ask_writer, locked_in_turn, put, read_answer
-from .errors import JournalError, refused
+from .errors import JournalError, refusals
 from .questions import TrimRows
 
 __all__ = ["TrimRequest", "TrimRequests", "ask_to_trim"]
@@ -72,11 +72,9 @@ class TrimRequests:
             JournalFull, JournalUnwritable: the disk refuses.
         """
         text = json.dumps({"name": request.name, "rows": rows, "error": error})
-        try:
+        with refusals(self._directory):
             put(self._files, self._directory / _ANSWER, text.encode())
             self._files.discard(self._directory / _REQUEST)
-        except OSError as refusal:
-            raise refused(refusal, self._directory) from refusal
 
 
 def ask_to_trim(platform: Platform, directory: Path, wanted: TrimRequest, timeout: float) -> int | None:
@@ -91,7 +89,7 @@ def ask_to_trim(platform: Platform, directory: Path, wanted: TrimRequest, timeou
     Raises:
         JournalLocked: another process asks still, or the writer does not answer.
         JournalError: the writer refuses, or ended before it answered.
-        OSError: this user may not write into the folder.
+        JournalFull, JournalUnwritable: the disk is full or only reads, or this user may not write into the folder.
     """
     files, name = platform.files, platform.token_bytes(8).hex()
     asked = attrs.asdict(attrs.evolve(wanted, name=name))
@@ -105,7 +103,8 @@ def ask_to_trim(platform: Platform, directory: Path, wanted: TrimRequest, timeou
                 path=str(directory),
             )
 
-    with locked_in_turn(platform, directory / _LOCK, "another process has this journal trimmed", timeout):
+    turn = locked_in_turn(platform, directory / _LOCK, "another process has this journal trimmed", timeout)
+    with refusals(directory), turn:
         files.discard(directory / _REQUEST)  # of a process that was killed
         try:
             found = ask_writer(
