@@ -158,7 +158,7 @@ async def test_alone_the_line_joins_too_from_handlers_and_at_the_same_time(
         assert await opener.ask(Open()) == 3
         assert await shards_of(system, Sum) is found
         for changed, says in (
-            ({"shards": 8, "max_live": 8}, "shards=4, now 8"),
+            ({"shards": 8, "max_live": 8}, "shards=4, now 8, max_live=100000, now 8"),
             ({"idle": 5.0, "keeper": True}, "idle=60.0, now 5.0, keeper=False, now True"),
             ({"journal": tmp_path / "other"}, r"journal=\S+log, now \S+other"),
             ({"clock": trio.current_time}, r"clock= \(another function\)"),
