@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import logging
+import traceback
+import weakref
 from collections.abc import Callable
 from typing import Any
 
@@ -10,8 +13,9 @@ import pytest
 import trio
 from trio.testing import MockClock
 
-from levada.framework import Actor, ActorSystem, handles, message
+from levada.framework import Actor, ActorSystem, channel, handles, message
 from levada.framework.embedding import FailureLog
+from levada.framework.errors import ReceiverClosed
 
 logger = logging.getLogger("levada.tests")
 EVIL = "x\x1b[2J\nCRITICAL:root:forged\u2028more"
@@ -111,6 +115,32 @@ async def test_the_traceback_is_whole_and_only_code_begins_a_line(caplog: pytest
     assert "\x1b" not in written
     assert "\u2028" not in written
     assert not [line for line in written.split("\n") if line.startswith("CRITICAL")]
+
+
+async def test_a_kept_record_keeps_nothing_of_the_code_that_failed(caplog: pytest.LogCaptureFixture) -> None:
+    """A message that could not be sent is freed with the channels in it, although the record and its traceback are kept."""
+    kept: list[weakref.ref[Any]] = []
+    log = FailureLog()
+
+    def sends() -> None:
+        sender, receiver = channel(int)
+        receiver.close()
+        kept.append(weakref.ref(sender))
+        try:
+            sender.send_nowait(1)
+        except ReceiverClosed as error:
+            log.log(logger, error, "not sent")
+
+    gc.disable()
+    try:
+        for _ in range(12):  # the last two have no line
+            sends()
+        assert [each() for each in kept] == [None] * 12
+    finally:
+        gc.enable()
+    (record, *_) = caplog.records
+    assert record.exc_info is not None
+    assert [frame.name for frame in traceback.extract_tb(record.exc_info[2])][:2] == ["sends", "send_nowait"]
 
 
 async def test_a_long_text_is_cut(caplog: pytest.LogCaptureFixture) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import weakref
 from collections.abc import Awaitable, Callable
 from typing import Any
 
@@ -28,6 +29,7 @@ from levada.framework import (
     Shutdown,
     actor,
     bounded,
+    channel,
     conflate,
     handles,
     message,
@@ -246,6 +248,26 @@ async def test_drop_old_makes_dead_letters_of_what_is_oldest_and_an_ask_fails(sy
         assert await desk.open() == [4, 5]
     assert second.value == -5
     assert desk.letters == [(Item(2), "mailbox full"), (Item(3), "mailbox full")]
+
+
+@pytest.mark.parametrize("overflow", ["drop_old", "drop_new", conflate(lambda m: type(m))])
+async def test_a_mailbox_keeps_no_message_that_was_handled(system: ActorSystem, overflow: Overflow) -> None:
+    """Otherwise a channel in it would end with the next message."""
+    desk = await held(system, bounded(2, overflow=overflow))
+    kept: list[weakref.ref[Any]] = []
+
+    def held_by(kind: Any, *arguments: Any) -> Any:
+        sender, _ = channel(int)
+        sender.finish_nowait()
+        kept.append(weakref.ref(sender))
+        return kind(*arguments, key=sender)
+
+    await desk.open()
+    for kind in (Item, Hold):
+        desk.ref.tell(held_by(kind, *([1] if kind is Item else [])))
+        await wait_all_tasks_blocked()
+    assert [each() for each in kept] == [None, None]
+    assert desk.seen == [1]
 
 
 @pytest.mark.parametrize("way", ["tell", "send", "ask"])

@@ -63,12 +63,11 @@ class PullRouter(RouterBase):
 class Pull(Take):
     """In a routee's mailbox: take the router's oldest message here. A busy routee has one for each router, a free one none."""
 
-    __slots__ = ("_inbox", "_message", "_routee")
+    __slots__ = ("_inbox", "_routee")
 
     def __init__(self, inbox: _PullInbox, routee: Cell) -> None:
         self._inbox = inbox
         self._routee = routee
-        self._message: Any = None
 
     def is_ready(self) -> bool:
         """Whether the routee is not about to restart."""
@@ -84,9 +83,6 @@ class Pull(Take):
         if message is not TURN:
             self._routee.admit(self)
         return message
-
-    def taken(self, cell: Any) -> Any:
-        return self._message
 
 
 class RemotePull:
@@ -165,7 +161,7 @@ class Work(Take):
         self._end()
         return TURN
 
-    def taken(self, cell: Any) -> Any:
+    def taken(self) -> Any:
         return self._entry
 
     def _end(self) -> None:

@@ -17,6 +17,7 @@ from typing import Final, TypeAlias
 import attrs
 import trio
 
+from ._runtime.remains import drop_frames
 from .platform import PLATFORM
 from .text import exc_info, printable
 
@@ -59,7 +60,7 @@ class FailureLog:
         self._seen: dict[Cause, _Seen] = {}  # the oldest first
 
     def log(self, logger: logging.Logger, error: BaseException, text: str, *arguments: object, **extra: object) -> None:
-        """Log a failure, or count it.
+        """Log a failure, or count it. It goes no further: its traceback keeps the lines, but not the frames, which may hold channels.
 
         Args:
             logger: where it goes, at the level ``ERROR``.
@@ -68,8 +69,18 @@ class FailureLog:
             extra: fields of the record.
         """
         more = self._note(_cause(error, text))
+        shown = "" if more is None else _traceback(error)
+        drop_frames(error)  # first, since handlers may keep the record
         if more is not None:
-            _write(logger, error, text + more, arguments, extra)
+            _write(logger, error, shown, text + more, arguments, extra)
+
+    def log_whole(
+        self, logger: logging.Logger, error: BaseException, text: str, *arguments: object, **extra: object
+    ) -> None:
+        """Log a failure, or count it, as `log` does. The caller drops its frames, see `levada.framework.embedding`."""
+        more = self._note(_cause(error, text))
+        if more is not None:
+            _write(logger, error, _traceback(error), text + more, arguments, extra)
 
     def mark(self, error: BaseException) -> str:
         """Give a failure an id that its traceback in the log ends with; return it, for a peer that may not see the text.
@@ -107,7 +118,12 @@ def _cause(error: BaseException, text: str) -> Cause:
 
 
 def _write(
-    logger: logging.Logger, error: BaseException, text: str, arguments: tuple[object, ...], extra: dict[str, object]
+    logger: logging.Logger,
+    error: BaseException,
+    shown: str,
+    text: str,
+    arguments: tuple[object, ...],
+    extra: dict[str, object],
 ) -> None:
     if not logger.isEnabledFor(logging.ERROR):
         return
@@ -115,7 +131,7 @@ def _write(
     record = logger.makeRecord(
         logger.name, logging.ERROR, file, line, text, arguments, exc_info(error), function, extra
     )
-    record.exc_text = _traceback(error)  # which formatters take instead of their own
+    record.exc_text = shown  # which formatters take instead of their own
     logger.handle(record)
 
 

@@ -412,6 +412,7 @@ class PeersQuestion(RemoteAsk, ABC):
         try:
             self._reply(value, error)
         finally:
+            self.value = self.error = None  # an error's frames hold this question, and it the message with its channels
             self._over()
 
     def _reply(self, value: Any, error: BaseException | None) -> None:

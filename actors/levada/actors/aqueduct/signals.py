@@ -123,10 +123,13 @@ class Asking(OpenQuestion, Signal):
     def encode_question(self, refs: Referring, packing: Packing) -> bytes:
         """Attach the oneshot for the answer; return the bytes of the question."""
         self.refs = refs
-        self._answer = Awaited(refs.halves, self.answered, self.over)
-        self.question.asker_gone = self._answer.close
-        packing.take(self._answer, Attach.ONESHOT_SENDER)
-        return refs.codec.encode(self.question.message, attachments=packing)
+        answer = Awaited(refs.halves, self.answered, self.over)
+        packing.take(answer, Attach.ONESHOT_SENDER)
+        message = refs.codec.encode(self.question.message, attachments=packing)
+        # Only now: a question that cannot travel must be in no cycle, where its channels would wait for the garbage collector.
+        self._answer = answer
+        self.question.asker_gone = answer.close
+        return message
 
     def stand(self, step_back: Callable[[Any], None]) -> None:
         self.question.asker_gone = partial(step_back, self)

@@ -22,7 +22,7 @@ from levada.framework.mailbox import Conflate, MailboxPolicy
 from .ask import Ask, Wrapped, content_of, stopped_error
 from .cell import Cell, DeadCell
 from .phase import STOPPED
-from .tokens import ROOM, TAKE, TURN, RoomCallback, Stop, WaitingMessage
+from .tokens import ROOM, TURN, RoomCallback, Stop, Take, WaitingMessage
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -250,10 +250,10 @@ class BoundedCell(Cell):
 class StoreCell(BoundedCell):
     """An actor whose mailbox drops or conflates queued messages.
 
-    The messages are in a separate store. The mailbox holds one `TAKE` for each, so the worker loop needs no special case.
+    The messages are in a separate store. The mailbox holds one `Take` for each, so the worker loop needs no special case.
     """
 
-    __slots__ = ("_key", "_store", "last_stored")
+    __slots__ = ("_key", "_store")
 
     def __init__(
         self,
@@ -269,8 +269,6 @@ class StoreCell(BoundedCell):
         # A plain dict steps over all deleted entries to find the oldest one: 0.5 s for a full mailbox of 40,000.
         self._store: OrderedDict[Any, Any] = OrderedDict()
         """Messages by key, oldest first; without a key function each message has a unique key."""
-        self.last_stored: Any = None
-        """The last message taken out, for the report if its handler fails."""
 
     @enable_ki_protection
     def tell(self, message: Any) -> None:
@@ -293,7 +291,7 @@ class StoreCell(BoundedCell):
             store[key] = message
             return
         store[key] = message
-        self.admit(TAKE)
+        self.admit(Take())
 
     @enable_ki_protection
     async def send(self, message: Any) -> None:
@@ -313,12 +311,10 @@ class StoreCell(BoundedCell):
 
     def next_stored(self) -> Any:
         """Take the oldest message out of the store."""
-        _, message = self._store.popitem(last=False)
-        self.last_stored = message
-        return message
+        return self._store.popitem(last=False)[1]
 
     def take_messages(self) -> list[Any]:
-        entries = [self.next_stored() if entry is TAKE else entry for entry in super().take_messages()]
+        entries = [self.next_stored() if type(entry) is Take else entry for entry in super().take_messages()]
         self._store.clear()
         return entries
 

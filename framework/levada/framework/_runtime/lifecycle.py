@@ -112,7 +112,7 @@ class Lifecycle:
                 self._failed(cell, rest, message)
             else:
                 # The clean-up of a cancelled handler raised: the actor fails, and the error is the more severe reason.
-                self._report(cell, rest, _content(cell, message))
+                self._report(cell, rest, _content(message))
                 pending.reason = more_severe(pending.reason, Failed(rest))
                 self._begin(cell, pending)
         elif pending is not None:
@@ -263,7 +263,7 @@ class Lifecycle:
                 extras.host.cancel()
 
     def _failed(self, cell: Cell, error: BaseException, entry: Any, *, queued: bool = False) -> None:
-        message = _content(cell, entry)
+        message = _content(entry)
         self._report(cell, error, message)
         if not _resumes(cell, error):
             extras = cell._extras
@@ -282,7 +282,7 @@ class Lifecycle:
             # The system's block raises it with the traceback; once is enough.
             logger.info("%s was interrupted%s: %s", cell.path, what, text_of(error, repr), extra=extra)
         else:
-            self._system.failure_log.log(logger, error, "%s failed%s", cell.path, what, **extra)
+            self._system.failure_log.log_whole(logger, error, "%s failed%s", cell.path, what, **extra)
         self._system.counters.failures += 1
         self._system.observe.count_failure(cell)
         self._system.events.publish(ActorFailed(cell, error, message))
@@ -743,10 +743,10 @@ def _restarted_together(strategy: Strategy, parent: Cell, failed: Cell) -> list[
     return group
 
 
-def _content(cell: Cell, entry: Any) -> Any:
+def _content(entry: Any) -> Any:
     """Return the message inside a mailbox entry, or ``None``."""
     if isinstance(entry, Take):
-        entry = entry.taken(cell)
+        entry = entry.taken()
     elif isinstance(entry, Tick):
         entry = entry.alarm.message
     elif isinstance(entry, InlineCoroutine):

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from levada.framework.links import Reason
 
 __all__ = [
-    "END_TURN", "ROOM", "START", "STOP", "TAKE", "TURN", "EndTurn", "RoomCallback", "Start", "Stop", "Take",
+    "END_TURN", "ROOM", "START", "STOP", "TURN", "EndTurn", "RoomCallback", "Start", "Stop", "Take",
     "TakeSignal", "WaitingMessage", "WakeSenders",
 ]  # fmt: skip
 
@@ -50,23 +50,29 @@ class WakeSenders:
 
 
 class Take:
-    """Handle the oldest message of a store (drop, conflate). The subclass for routers takes from the router's mailbox."""
+    """Handle the oldest message of a store (drop, conflate). The subclass for routers takes from the router's mailbox.
 
-    __slots__ = ()
+    It keeps its message, for a report of its failure, as long as the handler runs: the cell must not, since the message may have channels.
+    """
+
+    __slots__ = ("_message",)
+
+    _message: Any
 
     def next(self, cell: Any) -> Any:
         """Take the message that `cell` handles at this point; `TURN` if there is none."""
-        return cell.next_stored()
+        self._message = cell.next_stored()
+        return self._message
 
-    def taken(self, cell: Any) -> Any:
-        """Return the last result of `next`, for reports of its failure."""
-        return cell.last_stored
+    def taken(self) -> Any:
+        """Return the last result of `next`."""
+        return self._message
 
 
 class TakeSignal(Take):
     """Handle the oldest signal message of the actor: a `Down` of an actor, or an `Exit`."""
 
-    __slots__ = ("_message",)
+    __slots__ = ()
 
     def next(self, cell: Any) -> Any:
         """Take the oldest signal."""
@@ -74,10 +80,6 @@ class TakeSignal(Take):
         self._message = extras.signals.popleft()
         if not extras.signals:
             extras.signals = None  # an empty deque takes 760 bytes
-        return self._message
-
-    def taken(self, cell: Any) -> Any:
-        """Return the last signal taken."""
         return self._message
 
 
@@ -90,7 +92,6 @@ class EndTurn:
 START: Final = Start()
 STOP: Final = Stop(SHUTDOWN)
 ROOM: Final = WakeSenders()
-TAKE: Final = Take()
 TURN: Final = EndTurn()
 
 END_TURN: Final = EndTurn()
