@@ -7,6 +7,7 @@ import os
 import shutil
 from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ pa = pytest.importorskip("pyarrow")
 
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Withdraw  # noqa: E402
 from tests.actors.durable.test_reminders import Clock, Plan, Rang, Seen  # noqa: E402
+from tests.framework.test_cancellation import Mode, Outcome, everywhere, interrupted  # noqa: E402
 
 from levada.actors.durable import CommandFailed, EntityErased, copy_log, log_columns, log_config, shards, trim_log  # noqa: E402
 from levada.actors.journal import (  # noqa: E402
@@ -152,6 +154,31 @@ async def test_a_copy_that_was_cut_short_goes_on_where_it_stopped(
     rows = rows_of(source)
     assert rows_of(target) == rows
     assert 0 < there < len(rows) == there + found.rows
+
+
+@pytest.mark.ci
+def test_a_copy_that_is_cancelled_anywhere_goes_on_where_it_stopped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(still, "PAGE_ROWS", 20)
+    source = tmp_path / "source"
+    trio.run(fill, source)
+    rows, held = rows_of(source), set[int]()
+
+    async def main(outcome: Outcome, mode: Mode, place: int) -> None:
+        target = tmp_path / f"{mode}-{place}"
+        async with ActorSystem("test", ask_timeout=1e6, shutdown_timeout=1e6) as system:
+            await interrupted(outcome, mode, place, partial(copy_log, system, source, target))
+            assert outcome.struck or rows_of(target) == rows
+            found = await copy_log(system, source, target, verify=True)
+            held.add(len(rows) - found.rows)
+            assert rows_of(target) == rows
+            assert system.observe.waits() == []
+        assert not (source / "backup").exists()
+        shutil.rmtree(target)
+
+    assert everywhere(main) >= 20
+    assert {0, len(rows)} < held
 
 
 async def test_a_full_disk_ends_a_copy_which_goes_on_when_there_is_room(

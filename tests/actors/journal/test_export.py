@@ -36,8 +36,10 @@ from levada.actors.journal import (  # noqa: E402
     Store,
     export,
 )
+from levada.actors.journal.asking import locked  # noqa: E402
 from levada.framework import ActorSystem, Asks, handles, message  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
+from levada.framework.files import Files  # noqa: E402
 from levada.framework.testing.simulation import Call, Fault, SimulatedDisk, SimulatedFiles  # noqa: E402
 
 SCHEMA = pa.schema([("entity", pa.string()), ("n", pa.int64())])
@@ -210,6 +212,27 @@ def test_an_interrupted_export_leaves_nothing(journal: Path, tmp_path: Path) -> 
     (tmp_path / "rows.csv.partial").write_text("of an export that was killed")
     export(journal, tmp_path / "rows.csv")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["journal", "rows.csv"]
+
+
+async def test_an_export_in_a_thread_is_cancelled_between_two_pages_and_while_it_waits(
+    journal: Path, tmp_path: Path
+) -> None:
+    before = {path.name for path in journal.iterdir()}  # noqa: ASYNC240
+    scope = trio.CancelScope()
+
+    def progress(*_: int) -> None:
+        trio.from_thread.run_sync(scope.cancel)
+        trio.from_thread.check_cancelled()
+
+    with scope:
+        await trio.to_thread.run_sync(partial(export, journal, tmp_path / "rows.csv", progress=progress))
+    assert scope.cancelled_caught
+    for lock in ("lock", "backup.lock"):  # of a writer that does not answer, of another process that asks it
+        with locked(Files(), journal / lock), trio.move_on_after(0.02) as scope:
+            await trio.to_thread.run_sync(partial(export, journal, tmp_path / "rows.csv", timeout=1e9))
+        assert scope.cancelled_caught
+    assert {path.name for path in journal.iterdir()} <= before | {"backup.lock"}  # noqa: ASYNC240
+    assert [path.name for path in tmp_path.iterdir()] == ["journal"]  # noqa: ASYNC240
 
 
 @pytest.mark.parametrize("kind", ["create", "write", "fdatasync", "rename"])

@@ -9,7 +9,7 @@ import os
 import sqlite3
 import threading
 import weakref
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -22,7 +22,7 @@ from trio.testing import wait_all_tasks_blocked
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
-from levada.actors.journal import (  # noqa: E402
+from levada.actors.journal import (  # noqa: E402  # noqa: E402
     Append,
     Appended,
     AwaitRows,
@@ -48,10 +48,13 @@ from levada.actors.journal import (  # noqa: E402
     OffsetGone,
     OffsetWithin,
     Read,
+    ReadEntity,
     SchemaMismatch,
     StageRows,
     Store,
+    actor,
     columns_of,
+    reading,
 )
 from levada.actors.journal.ledger import Ledger  # noqa: E402
 from levada.framework import ActorSystem, Failed, Ref, bounded, message, restart  # noqa: E402
@@ -635,6 +638,59 @@ async def test_an_append_given_up_before_its_turn_is_not_written(
                 scope.cancel()
         go_on.set()
     assert await numbers(journal) == [1, 2]
+
+
+@pytest.mark.parametrize("killed", [False, True])
+async def test_an_asker_that_is_cancelled_in_a_turn_that_reads_for_several_disturbs_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, killed: bool
+) -> None:
+    begun, go_on, together = threading.Event(), threading.Event(), list[int]()
+    real = reading.entities_of
+
+    def slow(store: Store, questions: Sequence[ReadEntity]) -> Iterator[Any]:
+        together.append(len(questions))
+        begun.set()
+        go_on.wait(20)
+        return real(store, questions)
+
+    monkeypatch.setattr(actor, "entities_of", slow)
+    async with ActorSystem("test", shutdown_timeout=5.0) as system:
+        journal = spawn(system, tmp_path, config=JournalConfig(keyed=Keyed(entity="text")))
+        await journal.ask(Append([Line(number, str(number)) for number in (1, 2, 3)]))
+        found: dict[int, object] = {}
+
+        async def ask(number: int) -> None:
+            try:
+                answer = await journal.ask(ReadEntity(str(number), partition=0))
+                found[number] = answer.batch().column("number").to_pylist()
+            except ActorStopped as error:
+                found[number] = type(error.reason).__name__
+
+        async with trio.open_nursery() as nursery:
+            with trio.CancelScope() as scope:
+                async with trio.open_nursery() as inner:
+                    nursery.start_soon(ask, 1)
+                    inner.start_soon(ask, 2)
+                    nursery.start_soon(ask, 3)
+                    await trio.to_thread.run_sync(begun.wait, 20)
+                    await wait_all_tasks_blocked()
+                    if killed:
+                        journal.kill()
+                    scope.cancel()
+            go_on.set()
+        if killed:
+            await journal.terminated()
+            assert all(answer in ([number], "Killed") for number, answer in found.items())
+            assert found.keys() == {1, 3}
+        else:
+            assert found == {1: [1], 3: [3]}
+            assert sum(together) >= 3
+            assert max(together) > 1
+            await ask(2)
+            assert found[2] == [2]
+        assert system.observe.waits() == []
+    with Store.open(tmp_path) as store:
+        assert store.extent().end == {0: 3}
 
 
 async def test_cancelled_while_it_opens_it_lets_go(tmp_path: Path) -> None:

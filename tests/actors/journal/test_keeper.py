@@ -175,6 +175,29 @@ async def test_leaving_the_block_writes_what_was_told_and_ends_the_process(tmp_p
     assert found == list(range(20))
 
 
+async def test_leaving_the_block_can_be_cancelled_while_the_process_stands_still(tmp_path: Path) -> None:
+    async with ActorSystem(ask_timeout=150.0) as system, trio.open_nursery() as nursery:
+        with trio.CancelScope() as scope:
+
+            async def cancel() -> None:
+                await trio.testing.wait_all_tasks_blocked(0.01)
+                scope.cancel()
+
+            async with keeper(system, name="k1") as keep:
+                journal = await keep.open(tmp_path, Row)
+                pid = keep.nodes["k1"].pid
+                assert pid is not None
+                assert await journal.ask(Append(rows(0))) == Appended(0, 0, 1)
+                os.kill(pid, signal.SIGSTOP)
+                journal.tell(Append(rows(1)))
+                nursery.start_soon(cancel)
+        assert scope.cancelled_caught
+        assert not journal.is_alive
+        assert not is_alive(pid)
+    with Store.open(tmp_path) as store:
+        assert store.extent().end[0] >= 1
+
+
 async def test_any_node_is_no_keeper(tmp_path: Path) -> None:
     async with (
         ActorSystem(ask_timeout=150.0) as system,
