@@ -177,6 +177,7 @@ async def test_leaving_the_block_writes_what_was_told_and_ends_the_process(tmp_p
 
 async def test_leaving_the_block_can_be_cancelled_while_the_process_stands_still(tmp_path: Path) -> None:
     async with ActorSystem(ask_timeout=150.0) as system, trio.open_nursery() as nursery:
+        left: list[tuple[Ref[Any], int]] = []
         with trio.CancelScope() as scope:
 
             async def cancel() -> None:
@@ -190,10 +191,12 @@ async def test_leaving_the_block_can_be_cancelled_while_the_process_stands_still
                 assert await journal.ask(Append(rows(0))) == Appended(0, 0, 1)
                 os.kill(pid, signal.SIGSTOP)
                 journal.tell(Append(rows(1)))
+                left += [(journal, pid)]
                 nursery.start_soon(cancel)
         assert scope.cancelled_caught
-        assert not journal.is_alive
-        assert not is_alive(pid)
+        [(ref, number)] = left
+        assert not ref.is_alive
+        assert not is_alive(number)
     with Store.open(tmp_path) as store:
         assert store.extent().end[0] >= 1
 
