@@ -36,7 +36,7 @@ _AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
 _BTIME = struct.Struct("=qI")
 _BTIME_AT = 80  # in a struct statx
 
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+://")
+_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 _KEYWORDS: Final = re.compile(r"(?:^|\s)(?:dbname|host|hostaddr|password|port|service|user)\s*=")
 
 _BINARY: Final = getattr(os, "O_BINARY", 0)

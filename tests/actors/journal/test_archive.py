@@ -345,9 +345,44 @@ def test_another_file_system(tmp_path: Path) -> None:
         list(archive.rows(0, 0, 60, COLUMNS))
     with pytest.raises(JournalError, match="a folder, or a URL that Arrow knows"):
         archived("nothing://bucket")
+    with pytest.raises(JournalError, match="would be in memory"):
+        archived("mock://bucket")
 
 
-@pytest.mark.parametrize("place", ["s3://key:secret@bucket/accounts", "", "a\udc80", "~/archive"])
+def test_the_text_of_an_archive_that_is_out_of_reach_is_short() -> None:
+    class Away:
+        def get_file_info(self, _: Any) -> Any:
+            raise OSError("no library\nin " + "here, " * 5000)
+
+    away: Any = Away()
+    with pytest.raises(JournalError, match=r"out of reach: no library in here, .*…$") as caught:
+        Archive(RemoteFiles(away, "x", "s3://x")).files(0)
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize(
+    ("place", "reached"),
+    [
+        ("gs://bucket/a", "gs://bucket/a?retry_limit_seconds=10"),
+        ("gs://bucket/a?scheme=http", "gs://bucket/a?scheme=http&retry_limit_seconds=10"),
+        ("gs://bucket/a?retry_limit_seconds=60", "gs://bucket/a?retry_limit_seconds=60"),
+        ("s3://bucket/a?region=x", "s3://bucket/a?region=x"),
+    ],
+)
+def test_no_archive_is_waited_for_without_end(place: str, reached: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[str] = []
+
+    def from_uri(uri: str) -> Any:
+        asked.append(uri)
+        raise OSError("away")
+
+    monkeypatch.setattr(archiving, "_from_uri", from_uri)
+    with pytest.raises(JournalError, match="out of reach: away"):
+        archived(place)
+    assert asked == [reached]
+
+
+@pytest.mark.parametrize("place", ["s3://key:secret@bucket/accounts", "", "a\udc80", "~/archive", "s3:/bucket"])
 def test_places_that_are_refused(place: str) -> None:
     with pytest.raises(ConfigurationError) as caught:
         archive_place(place)

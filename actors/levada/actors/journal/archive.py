@@ -16,6 +16,7 @@ from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, Protocol, TypeVar
+from urllib.parse import urlsplit
 
 import attrs
 import pyarrow as pa
@@ -49,6 +50,11 @@ PIECE_BYTES: Final = 4 << 20
 _GROUP: Final = 16_384
 """Rows of a row group: to read one entity, programs read the groups that may have it."""
 _NAME: Final = re.compile(r"(\d{20})-(\d{20})\.parquet")
+_from_uri: Final = pyarrow.fs.FileSystem.from_uri
+_LONGEST: Final = 400
+"""The most characters of an error of Arrow."""
+_TRIED_FOR: Final = 10
+"""Seconds for which a request to Google's storage is tried again, unless the URL has ``retry_limit_seconds``."""
 _ATOMIC: Final = ("abfs", "gcs", "s3")
 """File systems whose files get their names when all bytes are there."""
 
@@ -161,7 +167,22 @@ def _errors(shown: str) -> Iterator[None]:
     try:
         yield
     except (OSError, pa.ArrowException) as error:
-        raise JournalError(f"the archive is out of reach: {error}", path=shown) from error
+        raise JournalError(f"the archive is out of reach: {_cut(error)}", path=shown) from error
+
+
+def _cut(error: BaseException) -> str:
+    """Return the text of an error of Arrow, which may name each of a hundred places where a library is not."""
+    text = " ".join(str(error).split())
+    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]}…"
+
+
+def _patiently(place: str) -> str:
+    """Return a URL with an end of the attempts to reach it: Google's library goes on for a quarter of an hour."""
+    url = urlsplit(place)
+    if url.scheme not in ("gs", "gcs") or "retry_limit_seconds" in url.query:
+        return place
+    query = f"{url.query}&" if url.query else ""
+    return url._replace(query=f"{query}retry_limit_seconds={_TRIED_FOR}").geturl()
 
 
 @attrs.frozen
@@ -180,12 +201,17 @@ class Archive:
         if not is_url(place):
             return cls(FolderFiles(files, Path(place)))
         try:
-            system, path = pyarrow.fs.FileSystem.from_uri(place)
+            system, path = _from_uri(_patiently(place))
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ImportError) as error:
-            what = f"an archive is a folder, or a URL that Arrow knows, such as s3://bucket/accounts ({error})"
+            what = f"an archive is a folder, or a URL that Arrow knows, such as s3://bucket/accounts ({_cut(error)})"
             raise JournalError(what, path=shown(place)) from error
         except OSError as error:
-            raise JournalError(f"the archive is out of reach: {error}", path=shown(place)) from error
+            raise JournalError(f"the archive is out of reach: {_cut(error)}", path=shown(place)) from error
+        if system.type_name == "mock":
+            raise JournalError(
+                "this archive would be in memory: name a folder, or a URL such as s3://bucket/accounts",
+                path=shown(place),
+            )
         if isinstance(system, pyarrow.fs.LocalFileSystem):
             return cls(FolderFiles(files, Path(path)))
         return cls(RemoteFiles(system, path.rstrip("/"), shown(place)))

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
+from typing import Final
 from urllib.parse import unquote, urlsplit
 
 import attrs
@@ -14,6 +16,8 @@ from levada.framework.files import StrPath, folder_path
 from .errors import JournalError
 
 __all__ = ["Archived", "archive_place", "is_url", "misplaced", "require_named", "shown"]
+
+_ONE_SLASH: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/(?!/)")
 
 
 @attrs.frozen
@@ -44,9 +48,13 @@ def archive_place(place: StrPath) -> str:
     """Return where an archive is, as a question has it: an absolute path, or a URL.
 
     Raises:
-        ConfigurationError: it is empty or no text, or the URL has a password.
+        ConfigurationError: it is empty or no text, the URL has a password or one slash, or the path begins with ``~``.
     """
     text = os.fspath(place)
+    if _ONE_SLASH.match(text):
+        raise ConfigurationError(
+            "the archive begins as a URL with one slash: two are behind the colon, as in s3://bucket/accounts"
+        )
     if not is_url(text):
         text = str(folder_path(text).absolute())
     elif urlsplit(text).password is not None:
