@@ -29,11 +29,11 @@ __all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure"
 
 LIMITS = {
     "rsocket": (76, 13),
-    "aqueduct": (63, 13),
-    "aqueduct-sender": (590, 36),
-    "maop": (257, 24),
-    "durable": (111, 19),
-    "spark": (281, 32),
+    "aqueduct": (61, 13),
+    "aqueduct-sender": (585, 36),
+    "maop": (251, 24),
+    "durable": (110, 19),
+    "spark": (271, 32),
 }
 """Calls and files of a walk, at most."""
 

@@ -58,6 +58,8 @@ class Store:
         self.config = config
         self.schema: pa.Schema = found.schema
         """Columns of every batch that is appended, and of the batches that `batches` yields."""
+        self.epoch = found.ledger.journal.hex()
+        """The name of this journal, see `Extent.epoch`."""
         self._ledger, self._ends, self._partitions = found.ledger, found.ends, found.partitions
         self._staging = staging
         self._resources = ExitStack()
@@ -438,11 +440,6 @@ class Store:
             JournalDamaged: a segment is damaged, so its age is not known.
         """
         return self._writes.retain()
-
-    @property
-    def epoch(self) -> str:
-        """The name of this journal, see `Extent.epoch`."""
-        return self._ledger.journal.hex()
 
     @property
     def size(self) -> int:

@@ -129,15 +129,10 @@ class Mailbox(Generic[M]):
     """Columns of the message class; ``None`` if the mailbox was made with an Arrow schema."""
     log: pa.Schema | None = None
     """The columns that Spark sees, if this is the log of a durable class, which only its entities write."""
-    is_away: bool = False
-    """Whether the journal is in another process."""
+    journal: Ref[Any] | JournalAway = attrs.field(default=attrs.Factory(lambda self: self.ref, takes_self=True))
+    """The journal, as the bridge asks it; it may be in another process."""
     archive: Archive | None = None
     """Where the trimmed rows of the log are."""
-
-    @property
-    def journal(self) -> Ref[Any] | JournalAway:
-        """The journal, as the bridge asks it."""
-        return JournalAway(self.ref) if self.is_away else self.ref
 
     async def append(
         self, rows: Sequence[M] | pa.RecordBatch, *, partition: int | None = None, key: str | bytes | None = None
@@ -302,13 +297,13 @@ class Bridge(Desk):
             raise ConfigurationError("the log is read where shards() was called: open the bridge there")
         columns = shown(pa.ipc.read_schema(pa.py_buffer(await journal.ask(GetSchema(), timeout=None))))
         extent: Extent = await journal.ask(GetExtent(), timeout=None)
+        asked: Ref[Any] | JournalAway = journal
         try:
             await journal.ask(Read(0, extent.end[0], extent.end[0]), timeout=None)
-            is_away = False
         except ActorStopped:
             raise
         except (TypeError, ActorError):  # blocks of mapped files do not travel, and another store has none
-            is_away = True
+            asked = JournalAway(journal)
         place = archive_place(archive) if archive is not None else "" if isinstance(of, Ref) else of.archive
         opened, platform = None, PLATFORM.get()
         if place:
@@ -316,7 +311,7 @@ class Bridge(Desk):
 
             opened = await platform.run_in_thread(Archive.at, place, platform.files)
         await platform.run_in_thread(_note, platform.files, self.directory / "logs" / name)
-        self._open(Mailbox(name, journal, None, columns, is_away, opened))
+        self._open(Mailbox(name, journal, None, columns, asked, opened))
 
     def _check_name(self, name: str) -> None:
         if not _NAME.fullmatch(name):
@@ -389,9 +384,10 @@ class Bridge(Desk):
                 await self._named.wait()
 
     async def _opened(self, name: str, *, to_write: bool = False) -> Mailbox[Any]:
-        if name not in self._mailboxes:
+        found = self._mailboxes.get(name)
+        if found is None:
             await self.until_named(name, self._mailboxes)
-        found = self._find(name)
+            found = self._find(name)
         if to_write and found.log is not None:
             raise ConfigurationError(f"{name} is the log of a durable class, which only its entities write: ask them")
         return found

@@ -66,8 +66,8 @@ async def blocks_of(
     await _require_rows(journal, m, extent)
     start = m.start
     while start < m.end:
-        begun, whole, is_archived = start, extent.whole.get(m.partition, 0), False
-        if archive is not None and begun < whole:
+        begun, is_archived = start, False
+        if archive is not None and begun < (whole := extent.whole.get(m.partition, 0)):
             found, is_archived = _archived(archive, journal, m.partition, begun, min(m.end, whole)), True
         else:
             _require_whole(extent, m.partition, begun)

@@ -164,7 +164,8 @@ class Desk:
 
     async def telling(self, answer: Callable[[str, Request], Awaitable[Any]], name: str, request: Request) -> Any:
         """Answer a request, which counts as pending meanwhile. Errors keep their class and fields."""
-        size = len(request.data) + len(request.metadata or b"")
+        payload = request.payload
+        size = len(payload.data) + len(payload.metadata or b"")
         with self.pending.counted(request.connection, size):
             try:
                 return await answer(name, request)

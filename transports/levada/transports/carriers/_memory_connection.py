@@ -107,7 +107,14 @@ class MemoryStream(trio.abc.AsyncResource):
 
     def receive_nowait(self) -> bytes | None:
         """Take the bytes that have arrived: see `Stream.receive_nowait`."""
-        return (self._in or self._cannot_receive()).take_nowait()
+        pipe = self._in or self._cannot_receive()
+        if pipe.link.counts:
+            pipe.link.count_call()
+        if pipe.arrived:
+            return pipe.take(None)
+        if pipe.receive_error is not None:
+            raise again(pipe.receive_error)
+        return b"" if pipe.ended else None
 
     @property
     def at_end(self) -> bool:

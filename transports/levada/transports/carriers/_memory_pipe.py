@@ -477,25 +477,16 @@ class Pipe:
             if self.ended:
                 return b""
             await self.receiver.wait()
-        return self._take(max_bytes)
-
-    def take_nowait(self) -> bytes | None:
-        """Take the bytes that have arrived: see `Stream.receive_nowait`."""
-        if self.link.counts:
-            self.link.count_call()
-        if self.arrived:
-            return self._take(None)
-        if self.receive_error is not None:
-            raise again(self.receive_error)
-        return b"" if self.ended else None
+        return self.take(max_bytes)
 
     def receive_nowait(self, max_bytes: int) -> bytes:
         """Take the bytes that have arrived, up to `max_bytes`; ``b""`` if there are none."""
         if self.link.counts:
             self.link.count_call()
-        return self._take(max_bytes) if self.arrived else b""
+        return self.take(max_bytes) if self.arrived else b""
 
-    def _take(self, max_bytes: int | None) -> bytes:
+    def take(self, max_bytes: int | None) -> bytes:
+        """Take bytes that have arrived, and give credit for them."""
         link, flow, arrived = self.link, self.flow, self.arrived
         limit = len(arrived) if link.config.chunk is None else link.random.randint(*link.config.chunk)
         if max_bytes is not None and max_bytes < limit:
