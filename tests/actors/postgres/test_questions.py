@@ -223,8 +223,19 @@ class Everything(Asks[bool]):
     maybe: int | None = None
 
 
-class Store(Durable[Everything]):
+@message("test.postgres.keep_all")
+class KeepAll(Asks[bool]):
+    pass
+
+
+class Store(Durable[Everything | KeepAll]):
     kept_so_far: int = 0
+
+    @handles
+    def keep_all(self, _: KeepAll) -> bool:
+        for each in EVERYTHING:
+            self.record(each)
+        return True
 
     @handles
     def keep(self, m: Everything) -> bool:
@@ -250,12 +261,15 @@ EVERYTHING = [
 ]  # fmt: skip
 
 
-async def test_every_type_of_column_and_every_text_comes_back_as_it_was(url: str, server: Cluster) -> None:
+@pytest.mark.parametrize("commands", [EVERYTHING, [KeepAll()]], ids=["appends of one row", "an append of all"])
+async def test_every_type_of_column_and_every_text_comes_back_as_it_was(
+    commands: list[Any], url: str, server: Cluster
+) -> None:
     for _ in range(2):
         SEEN.clear()
         async with ActorSystem("test", ask_timeout=50.0) as system:
             found = await shards(system, Store, events=Everything, journal=url, shards=1)
-            for number, each in enumerate(EVERYTHING):
+            for number, each in enumerate(commands):
                 assert await found[ODD].ask(each, command=f"{ODD}{number}") is True
             assert SEEN == EVERYTHING
             assert [(repr(each.sizes), repr(each.ratio)) for each in SEEN] == [

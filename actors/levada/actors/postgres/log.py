@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import struct
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, suppress
 from typing import TYPE_CHECKING, Any, Final
 
@@ -55,7 +55,7 @@ from .escapes import escaped
 from .pool import Database, OpenLog
 from .tables import IN_ORDER
 from .values import kind_of
-from .wire import bigint, bigints_in, double, integer, number_in, rows_in
+from .wire import bigint, bigints_in, double, integer, number_in, only_value, rows_in
 from .writing import AppendJob, LogWriter
 
 if TYPE_CHECKING:
@@ -215,12 +215,15 @@ class PostgresLog(
             if not batch.num_rows:
                 self.start_soon(self._answer, reply, self._compare, log, m)
                 return
-            columns = self._encoded(log, batch)
+            arrays = self._encoded(log, batch)
         except JournalError as error:
             reply.fail(bare(error))
         else:
-            rows = batch.num_rows
-            self._writer.put(AppendJob(log.append_text, shard, m.at, m.at + rows, rows, self._mark(), columns, reply))
+            rows, text = batch.num_rows, log.append_text
+            columns: Sequence[bytes | None] = arrays
+            if rows == 1:
+                text, columns = log.append_one_text, list(map(only_value, arrays))
+            self._writer.put(AppendJob(text, shard, m.at, m.at + rows, rows, self._mark(), columns, reply))
 
     def _encoded(self, log: OpenLog, batch: pa.RecordBatch) -> list[bytes]:
         """Return rows as arrays of PostgreSQL; `SchemaMismatch` if they do not fit."""

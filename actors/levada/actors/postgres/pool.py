@@ -45,6 +45,7 @@ class OpenLog:
     head: LogHead
     tables: LogTables
     append_text: str
+    append_one_text: str
     copy_text: str
     end_text: str
     found: pa.Schema
@@ -55,7 +56,8 @@ class OpenLog:
         """Return the log with this head."""
         tables = LogTables.of(address, head.columns)
         found = tables.columns.insert(0, pa.field("offset", pa.int64(), nullable=False))
-        return cls(head, tables, tables.append(), tables.append(copied=True), tables.end(), found)
+        texts = tables.append(), tables.append_one(), tables.append(copied=True), tables.end()
+        return cls(head, tables, *texts, found)
 
 
 class Database:
@@ -100,7 +102,7 @@ class Database:
             DatabaseAway: the connection is lost; the transaction may be committed.
             JournalError: the database refuses, and nothing was done.
         """
-        connection = await self._connect()
+        connection = self._writer or await self._connect()
         try:
             found = await connection.run(statements, timeout=ANSWERED_WITHIN)
         except DatabaseAway:
@@ -111,7 +113,8 @@ class Database:
 
     async def connect(self) -> None:
         """Make the connection that writes, unless there is one; errors are as for `write`, and nothing was sent."""
-        await self._connect()
+        if self._writer is None:  # the lock takes a turn of trio, 10 µs
+            await self._connect()
 
     async def read(self, statements: Sequence[Statement], *, timeout: float = ANSWERED_WITHIN) -> list[PGresult]:
         """Run statements on a connection that reads; again if it is lost, so they must do the same when they are repeated.

@@ -128,7 +128,7 @@ class LogTables:
         return f"CREATE VIEW {self.name('_events')} AS SELECT {', '.join(shown)} FROM {self.name()}{where}"
 
     def append(self, *, copied: bool = False) -> str:
-        """Return the statement of an append: the new end, the mark, the shard, its end before, and a parameter for each column.
+        """Return the statement of an append: the new end, the mark, the shard, its end before, and an array for each column.
 
         Args:
             copied: the rows are of another log, and the first array has their offsets.
@@ -144,11 +144,28 @@ class LogTables:
             ["place"] * copied + [f"c{place}" for place in range(len(self.kinds))] + ["n"] * (not copied)
         )
         offset = "u.place" if copied else "$4::bigint + u.n - 1"
+        rows = f"unnest({arrays}){'' if copied else ' WITH ORDINALITY'} AS u({fields})"
+        return f"{self._fenced()} (_shard, _offset, {names}) SELECT $3::integer, {offset}, {values} FROM fence, {rows}"
+
+    def append_one(self) -> str:
+        """Return the statement of an append of one row: parameters as `append`, with a value for each column.
+
+        For each array, the server makes a store of 16 KiB, whose memory it gives back: 23 to 45 µs of its time for one row, instead of 16.
+        """
+        names = ", ".join(map(quoted, self.columns.names))
+        values = ", ".join(
+            f"${place}::{kind.sent}"
+            if kind.sent == kind.column.partition(" COLLATE")[0]
+            else f"${place}::{kind.sent}::{kind.column}"
+            for place, kind in enumerate(self.kinds, 5)
+        )
+        return f"{self._fenced()} (_shard, _offset, {names}) SELECT $3::integer, $4::bigint, {values} FROM fence"
+
+    def _fenced(self) -> str:
+        """Return the beginning of an append, which moves the end of the shard."""
         return (
             f'WITH fence AS (UPDATE {self.name("_shards")} SET "end" = $1::bigint, append = $2::bigint '
-            f'WHERE shard = $3::integer AND "end" = $4::bigint RETURNING 1) '
-            f"INSERT INTO {self.name()} (_shard, _offset, {names}) SELECT $3::integer, {offset}, {values} "
-            f"FROM fence, unnest({arrays}){'' if copied else ' WITH ORDINALITY'} AS u({fields})"
+            f'WHERE shard = $3::integer AND "end" = $4::bigint RETURNING 1) INSERT INTO {self.name()}'
         )
 
     def end(self) -> str:

@@ -82,10 +82,10 @@ def _fixed(kind: pa.DataType, column: str, oid: int, size: int, code: str, raw: 
         if nulls == count:
             return head + _NULL * count
         plain = values.cast(pa.int8()) if pa.types.is_boolean(kind) else values.view(raw)
+        if nulls or count < 8:
+            return head + b"".join([_NULL if v is None else one.pack(size, v - shift) for v in plain.to_pylist()])
         if shift:
             plain = pc.subtract_checked(plain, pa.scalar(shift, raw))
-        if nulls or count < 8:
-            return head + b"".join([_NULL if v is None else one.pack(size, v) for v in plain.to_pylist()])
         width, first = 4 + size, size * plain.offset
         little = memoryview(plain.buffers()[1])[first : first + size * count]
         out = bytearray(width * count)

@@ -12,7 +12,7 @@ from levada.actors.journal import JournalDamaged
 
 from .values import Kind
 
-__all__ = ["bigint", "bigints_in", "double", "integer", "number_in", "rows_in"]
+__all__ = ["bigint", "bigints_in", "double", "integer", "number_in", "only_value", "rows_in"]
 
 _ITEM = struct.Struct(">4xq").iter_unpack
 
@@ -30,6 +30,11 @@ def integer(number: int) -> bytes:
 def double(number: float) -> bytes:
     """Return a parameter of the type ``float8``."""
     return struct.pack(">d", number)
+
+
+def only_value(array: bytes) -> bytes | None:
+    """Return the value of an array of one, as a parameter of its own; None if it is null."""
+    return None if array[20:24] == b"\xff\xff\xff\xff" else array[24:]
 
 
 def number_in(result: PGresult, column: int) -> int:

@@ -9,7 +9,7 @@ where the append would end, and which has its mark, says that it was written bef
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import attrs
@@ -43,15 +43,15 @@ class AppendJob:
     """Where the shard ends behind it."""
     rows: int
     mark: int
-    columns: list[bytes]
-    """Its rows, as arrays of PostgreSQL."""
+    columns: Sequence[bytes | None]
+    """Its rows, as arrays of PostgreSQL; or the values of its only row."""
     reply: Reply[Any] | ToldRows
     size: int = 0
     is_uncertain: bool = False
     """Whether it was sent on a connection that was lost."""
 
     def __attrs_post_init__(self) -> None:
-        self.size = sum(map(len, self.columns))
+        self.size = sum(len(column) for column in self.columns if column is not None)
 
     @property
     def parameters(self) -> list[bytes | None]:
