@@ -225,6 +225,9 @@ class Partition:
             self._delete_newest(path)
         for segment in found:
             if segment.path in self._damaged or segment is found[-1]:
+                if files.stat(segment.path).st_size > segment.size:
+                    # An earlier process may have removed a later segment, which names this size, in memory only: it goes before this one changes.
+                    files.sync_folder(self.folder)
                 off = segment.settle()
                 cut += off
                 segment.close()
