@@ -21,6 +21,7 @@ from typing import (
     Generic,
     TypeVar,
     TypeVarTuple,
+    Unpack,
     cast,
     dataclass_transform,
     get_args,
@@ -54,7 +55,7 @@ if TYPE_CHECKING:
     from .identity import RemotePeer
     from .mailbox import MailboxPolicy
     from .metrics import Sample
-    from .supervision import Supervision
+    from .supervision import SpawnOptions, Supervision
     from .system import ActorSystem
 
 __all__ = ["Actor", "ReceiveTimeout", "actor"]
@@ -232,23 +233,9 @@ class Actor(Generic[M]):
         return peer_of(self._bound())
 
     @overload
-    def spawn(
-        self,
-        factory: Callable[[*Ts], Actor[T]],
-        *args: *Ts,
-        name: str | None = None,
-        mailbox: MailboxPolicy | None = None,
-        supervise: Supervision = "stop",
-    ) -> Ref[T]: ...
+    def spawn(self, factory: Callable[[*Ts], Actor[T]], *args: *Ts, **options: Unpack[SpawnOptions]) -> Ref[T]: ...
     @overload
-    def spawn(
-        self,
-        factory: Callable[[T], Awaitable[object]],
-        *,
-        name: str | None = None,
-        mailbox: MailboxPolicy | None = None,
-        supervise: Supervision = "stop",
-    ) -> Ref[T]: ...
+    def spawn(self, factory: Callable[[T], Awaitable[object]], **options: Unpack[SpawnOptions]) -> Ref[T]: ...
     def spawn(  # type: ignore[misc]  # mypy does not take Any for *Ts
         self,
         factory: Callable[..., Any],

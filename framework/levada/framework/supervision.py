@@ -9,7 +9,7 @@ from __future__ import annotations
 import random
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 import attrs
 
@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from .mailbox import MailboxPolicy
 
 __all__ = [
-    "ChildSpec", "RestartPolicy", "Strategy", "Supervised", "Supervision", "child", "one_for_all", "one_for_one",
-    "rest_for_one", "restart",
+    "ChildSpec", "RestartPolicy", "SpawnOptions", "Strategy", "Supervised", "Supervision", "child", "one_for_all",
+    "one_for_one", "rest_for_one", "restart",
 ]  # fmt: skip
 
 Kind = Literal["permanent", "transient", "temporary"]
@@ -50,6 +50,14 @@ class RestartPolicy:
 
 Supervision = Literal["stop", "escalate"] | RestartPolicy
 """After a failure the child stops (the default; logged), its parent fails too, or it restarts, see `restart`."""
+
+
+class SpawnOptions(TypedDict, total=False):
+    """The named arguments of `ActorSystem.spawn` and `Actor.spawn`, for type checkers."""
+
+    name: str | None
+    mailbox: MailboxPolicy | None
+    supervise: Supervision
 
 
 def restart(

@@ -16,7 +16,7 @@ from _thread import get_ident
 from collections import deque
 from collections.abc import Awaitable, Callable
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple, overload
+from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple, Unpack, overload
 
 import attrs
 import trio
@@ -45,7 +45,7 @@ from .mailbox import MailboxPolicy, unbounded
 from .message import Asks, fits, reply_type
 from .platform import PLATFORM
 from .registry import Groups, Registry
-from .supervision import RestartPolicy, Supervised, Supervision
+from .supervision import RestartPolicy, SpawnOptions, Supervised, Supervision
 from .text import exc_info
 from .timers import TimerHeap
 from .tracing import TRACING
@@ -360,23 +360,9 @@ class ActorSystem:
         return self._phase
 
     @overload
-    def spawn(
-        self,
-        factory: Callable[[*Ts], Actor[M]],
-        *args: *Ts,
-        name: str | None = None,
-        mailbox: MailboxPolicy | None = None,
-        supervise: Supervision = "stop",
-    ) -> Ref[M]: ...
+    def spawn(self, factory: Callable[[*Ts], Actor[M]], *args: *Ts, **options: Unpack[SpawnOptions]) -> Ref[M]: ...
     @overload
-    def spawn(
-        self,
-        factory: Callable[[M], Awaitable[object]],
-        *,
-        name: str | None = None,
-        mailbox: MailboxPolicy | None = None,
-        supervise: Supervision = "stop",
-    ) -> Ref[M]: ...
+    def spawn(self, factory: Callable[[M], Awaitable[object]], **options: Unpack[SpawnOptions]) -> Ref[M]: ...
     def spawn(  # type: ignore[misc]  # mypy does not take Any for *Ts
         self,
         factory: Callable[..., Any],

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
 from functools import partial
-from typing import TYPE_CHECKING, Any, Self, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, overload
 
 import attrs
 import trio
@@ -44,6 +44,19 @@ DEFAULT_TIMEOUT = 5.0
 """Seconds. Source: MA-68."""
 MAX_RESPONSE = 8 * 2**20
 """The largest Response in bytes that is returned as a whole, unless the caller chooses another limit."""
+
+
+class OperationOptions(TypedDict, total=False):
+    """Further arguments of `Peer.request`, for type checkers."""
+
+    timeout: float | None
+    priority: int
+    length: int | None
+    response_id: int
+    success_layout: bool | None
+    max_response: int | None
+    idempotency: bytes | None
+    retry: RetryPolicy | None
 
 
 @attrs.frozen
@@ -209,35 +222,11 @@ class Peer:
 
     @overload
     async def request(
-        self,
-        msg_id: int,
-        body: Body = b"",
-        *,
-        response: type[bytes] = ...,
-        timeout: float | None = ...,
-        priority: int = ...,
-        length: int | None = ...,
-        response_id: int = ...,
-        success_layout: bool | None = ...,
-        max_response: int | None = ...,
-        idempotency: bytes | None = ...,
-        retry: RetryPolicy | None = ...,
+        self, msg_id: int, body: Body = b"", *, response: type[bytes] = ..., **options: Unpack[OperationOptions]
     ) -> bytes: ...
     @overload
     async def request(
-        self,
-        msg_id: int,
-        body: Body = b"",
-        *,
-        response: type[T],
-        timeout: float | None = ...,
-        priority: int = ...,
-        length: int | None = ...,
-        response_id: int = ...,
-        success_layout: bool | None = ...,
-        max_response: int | None = ...,
-        idempotency: bytes | None = ...,
-        retry: RetryPolicy | None = ...,
+        self, msg_id: int, body: Body = b"", *, response: type[T], **options: Unpack[OperationOptions]
     ) -> T: ...
     async def request(
         self,

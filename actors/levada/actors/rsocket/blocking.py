@@ -34,7 +34,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from functools import partial
 from types import TracebackType
-from typing import Any, Generic, Self, TypedDict, TypeVar, Unpack, overload
+from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
 import attrs
 
@@ -68,7 +68,7 @@ from .dialects import carrier_url, core_of
 from .encoding import Encoding, Metadata, expected_reply, is_message
 from .errors import RequestFailed, connection_lost, stream_failed
 from .flows import again
-from .peers import Data
+from .peers import Data, RequestOptions, StreamOptions
 
 __all__ = ["BlockingChannel", "BlockingPeer", "BlockingStream", "PendingAnswer", "RequestTimeout", "connect"]
 
@@ -79,18 +79,14 @@ T = TypeVar("T")
 READ = 256 * 1024  # bytes read from the socket at once
 
 
-class RequestOptions(TypedDict, total=False):
+class TimedOptions(RequestOptions, total=False):
     """Keyword arguments of a request."""
 
-    route: str | None
-    metadata: Metadata
     timeout: float | None
 
 
-class StreamOptions(RequestOptions, total=False):
+class TimedStreamOptions(TimedOptions, StreamOptions, total=False):
     """Keyword arguments of a request that is answered by a stream."""
-
-    window: int | None
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -161,11 +157,11 @@ class BlockingPeer:
         self._thread.start()
 
     @overload
-    def request_response(self, x: Asks[R], **options: Unpack[RequestOptions]) -> R: ...
+    def request_response(self, x: Asks[R], **options: Unpack[TimedOptions]) -> R: ...
     @overload
-    def request_response(self, x: Data, **options: Unpack[RequestOptions]) -> Payload: ...
+    def request_response(self, x: Data, **options: Unpack[TimedOptions]) -> Payload: ...
     @overload
-    def request_response(self, x: object, **options: Unpack[RequestOptions]) -> Any: ...
+    def request_response(self, x: object, **options: Unpack[TimedOptions]) -> Any: ...
     def request_response(
         self, x: Any, *, route: str | None = None, metadata: Metadata = None, timeout: float | None = None
     ) -> Any:
@@ -198,11 +194,11 @@ class BlockingPeer:
             self._write()
 
     @overload
-    def request_stream(self, x: Asks[R], **options: Unpack[StreamOptions]) -> BlockingStream[R]: ...
+    def request_stream(self, x: Asks[R], **options: Unpack[TimedStreamOptions]) -> BlockingStream[R]: ...
     @overload
-    def request_stream(self, x: Data, **options: Unpack[StreamOptions]) -> BlockingStream[Payload]: ...
+    def request_stream(self, x: Data, **options: Unpack[TimedStreamOptions]) -> BlockingStream[Payload]: ...
     @overload
-    def request_stream(self, x: object, **options: Unpack[StreamOptions]) -> BlockingStream[Any]: ...
+    def request_stream(self, x: object, **options: Unpack[TimedStreamOptions]) -> BlockingStream[Any]: ...
     def request_stream(
         self,
         x: Any,
@@ -222,11 +218,11 @@ class BlockingPeer:
         return self._begin(BlockingStream, self._core.send_request_stream, payload, window, timeout, x)
 
     @overload
-    def request_channel(self, x: Asks[R], **options: Unpack[StreamOptions]) -> BlockingChannel[R]: ...
+    def request_channel(self, x: Asks[R], **options: Unpack[TimedStreamOptions]) -> BlockingChannel[R]: ...
     @overload
-    def request_channel(self, x: Data, **options: Unpack[StreamOptions]) -> BlockingChannel[Payload]: ...
+    def request_channel(self, x: Data, **options: Unpack[TimedStreamOptions]) -> BlockingChannel[Payload]: ...
     @overload
-    def request_channel(self, x: object, **options: Unpack[StreamOptions]) -> BlockingChannel[Any]: ...
+    def request_channel(self, x: object, **options: Unpack[TimedStreamOptions]) -> BlockingChannel[Any]: ...
     def request_channel(
         self,
         x: Any,

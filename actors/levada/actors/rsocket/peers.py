@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sized
-from typing import Any, Protocol, TypeVar, overload
+from typing import Any, Protocol, TypedDict, TypeVar, Unpack, overload
 
 import attrs
 import trio
@@ -26,6 +26,19 @@ R = TypeVar("R")
 
 _Convert = Callable[[Payload], Any] | None
 Data = bytes | bytearray | memoryview | Payload
+
+
+class RequestOptions(TypedDict, total=False):
+    """The named arguments of every request, for type checkers."""
+
+    route: str | None
+    metadata: Metadata
+
+
+class StreamOptions(RequestOptions, total=False):
+    """Those of a stream or channel."""
+
+    window: int | None
 
 
 @attrs.frozen(kw_only=True)
@@ -103,11 +116,11 @@ class Peer(ABC):
         """Return the connection for the next request; waits for one if configured to."""
 
     @overload
-    async def request_response(self, x: Asks[R], *, route: str | None = None, metadata: Metadata = None) -> R: ...
+    async def request_response(self, x: Asks[R], **options: Unpack[RequestOptions]) -> R: ...
     @overload
-    async def request_response(self, x: Data, *, route: str | None = None, metadata: Metadata = None) -> Payload: ...
+    async def request_response(self, x: Data, **options: Unpack[RequestOptions]) -> Payload: ...
     @overload
-    async def request_response(self, x: object, *, route: str | None = None, metadata: Metadata = None) -> Any: ...
+    async def request_response(self, x: object, **options: Unpack[RequestOptions]) -> Any: ...
     async def request_response(self, x: Any, *, route: str | None = None, metadata: Metadata = None) -> Any:
         """Send a request and wait for its answer; an answer without a payload is an empty one.
 
@@ -142,17 +155,11 @@ class Peer(ABC):
                 await connection.fire(calling.payload(connection.encoding, x, route, metadata))
 
     @overload
-    async def request_stream(
-        self, x: Asks[R], *, route: str | None = None, metadata: Metadata = None, window: int | None = None
-    ) -> Receiver[R]: ...
+    async def request_stream(self, x: Asks[R], **options: Unpack[StreamOptions]) -> Receiver[R]: ...
     @overload
-    async def request_stream(
-        self, x: Data, *, route: str | None = None, metadata: Metadata = None, window: int | None = None
-    ) -> Receiver[Payload]: ...
+    async def request_stream(self, x: Data, **options: Unpack[StreamOptions]) -> Receiver[Payload]: ...
     @overload
-    async def request_stream(
-        self, x: object, *, route: str | None = None, metadata: Metadata = None, window: int | None = None
-    ) -> Receiver[Any]: ...
+    async def request_stream(self, x: object, **options: Unpack[StreamOptions]) -> Receiver[Any]: ...
     async def request_stream(
         self, x: Any, *, route: str | None = None, metadata: Metadata = None, window: int | None = None
     ) -> Receiver[Any]:
@@ -193,15 +200,15 @@ class Peer(ABC):
 
     @overload
     async def request_channel(
-        self, x: Asks[R], *, route: str | None = None, metadata: Metadata = None, window: int | None = None
+        self, x: Asks[R], **options: Unpack[StreamOptions]
     ) -> tuple[Sender[Any], Receiver[R]]: ...
     @overload
     async def request_channel(
-        self, x: Data, *, route: str | None = None, metadata: Metadata = None, window: int | None = None
+        self, x: Data, **options: Unpack[StreamOptions]
     ) -> tuple[Sender[Data | RequestFailed], Receiver[Payload]]: ...
     @overload
     async def request_channel(
-        self, x: object, *, route: str | None = None, metadata: Metadata = None, window: int | None = None
+        self, x: object, **options: Unpack[StreamOptions]
     ) -> tuple[Sender[Any], Receiver[Any]]: ...
     async def request_channel(
         self, x: Any, *, route: str | None = None, metadata: Metadata = None, window: int | None = None
