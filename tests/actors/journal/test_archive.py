@@ -426,7 +426,7 @@ def test_a_crash_at_any_call_leaves_each_row_in_the_log_or_in_the_archive(erases
     tried, finished = 1, False
     while not finished:
         tried += every(7)
-        disk, calls, opened = SimulatedDisk(), list[Call](), list[Store]()
+        disk, calls, opened = SimulatedDisk("lax"), list[Call](), list[Store]()
         full(disk)
 
         def happens(
@@ -460,3 +460,29 @@ def test_a_crash_at_any_call_leaves_each_row_in_the_log_or_in_the_archive(erases
             trim(store, "/archive")
             assert one_table(store, "/archive") == found
     assert tried > 25
+
+
+@pytest.mark.parametrize("erases", [False, True])
+def test_a_file_whose_name_is_only_in_memory_holds_nothing_that_the_log_has_lost(erases: bool) -> None:
+    """A process is killed between the name of a file and its sync; the next one goes on from that file, and then the power fails."""
+    disk, opened = SimulatedDisk("lax"), list[Store]()
+    full(disk)
+
+    def happens(call: Call) -> Fault | None:
+        last = 2 if erases else 1
+        is_last = call.kind == "fsync" and call.path == "/archive/shard-0" and call.count == last
+        return Fault(crash=True) if opened and is_last else None
+
+    with suppress(Crashed), surrounded(files=SimulatedFiles(disk, faults=happens)):
+        opened.append(Store.open("/log", None, log_config(1)))
+        if erases:
+            erase(opened[0], "/archive", "bert")
+        trim(opened[0], "/archive")
+    with surrounded(files=SimulatedFiles(disk)), Store.open("/log", None, log_config(1)) as store:
+        if erases:
+            erase(store, "/archive", "bert")
+        else:
+            assert trim(store, "/archive") > 0
+    disk.power_failure(0, share=0.0)
+    with surrounded(files=SimulatedFiles(disk)), Store.open("/log", None, log_config(1)) as store:
+        assert one_table(store, "/archive") == [each for each in ALL if not erases or each[0] % 4 != 1]

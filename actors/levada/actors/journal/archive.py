@@ -83,6 +83,10 @@ class _Disk(Protocol):
 
     def names(self, folder: str) -> Sequence[str]: ...
 
+    def keep_names(self, folder: str) -> None:
+        """Bring what `names` says to the disk: a process may have been killed when it had given a file its name in memory only."""
+        ...
+
     def read(self, name: str) -> bytes: ...
 
     def write(self, name: str, data: pa.Buffer) -> None:
@@ -104,6 +108,10 @@ class FolderFiles:
     def names(self, folder: str) -> Sequence[str]:
         with _errors(self.shown):
             return [path.name for path in self.files.glob(self.path / folder, "*.parquet")]
+
+    def keep_names(self, folder: str) -> None:
+        with refusals(self.path / folder):
+            self.files.sync_folder(self.path / folder)
 
     def read(self, name: str) -> bytes:
         with _errors(self.shown):
@@ -141,6 +149,9 @@ class RemoteFiles:
         selected = pyarrow.fs.FileSelector(f"{self.path}/{folder}", allow_not_found=True)
         with _errors(self.shown):
             return [each.base_name for each in self.system.get_file_info(selected)]
+
+    def keep_names(self, folder: str) -> None:
+        """Do nothing: a file system of Arrow has no such call."""
 
     def read(self, name: str) -> bytes:
         with _errors(self.shown), self.system.open_input_file(f"{self.path}/{name}") as file:
@@ -327,8 +338,10 @@ class Archive:
                     self._write(shard, file, table.filter(pc.invert(gone)))
 
     def _files_of(self, shard: int, known: Archived | None) -> list[ArchiveFile]:
-        """Return the files of a shard; require that they have what the log remembers."""
+        """Return the files of a shard, which are on the disk; require that they have what the log remembers."""
         files = self.files(shard)
+        if files:
+            self.disk.keep_names(_folder(shard))
         end = files[-1].end if files else 0
         if known is not None and end < known.end:
             raise JournalError(
