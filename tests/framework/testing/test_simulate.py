@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import errno
+import itertools
 import logging
 import os
 import pickle
 import random
+import sys
+import threading
 from collections.abc import AsyncIterator, Callable
-from math import inf
+from math import inf, nan
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -365,8 +369,162 @@ def test_names_that_are_wrong_are_refused() -> None:
             await world.start("b", trio.sleep_forever, machine="M")
         with pytest.raises(KeyError, match="there is no process 'c'; there are: a"):
             world["c"]
+        with pytest.raises(KeyError, match="there is no process 'c'; there are: a"):
+            world.cut("a", "c")
+        with pytest.raises(KeyError, match="there is no process 'c'; there are: a"):
+            world.heal("c", "machine")
 
     run(scenario)
+
+
+async def idle(world: World) -> None:
+    await world.start("a", trio.sleep_forever)
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        ({"seeds": []}, "no seeds, so nothing was tried"),
+        ({"machines": ()}, r"a list of at least one name, each once, not \(\)"),
+        ({"machines": "ab"}, "a list of at least one name, each once, not 'ab'"),
+        ({"machines": ["a", "b", "a"]}, r"a list of at least one name, each once, not \['a', 'b', 'a'\]"),
+    ],
+)
+def test_nothing_is_simulated_without_seeds_and_machines(more: Any, message: str) -> None:
+    with pytest.raises(ConfigurationError, match=message):
+        simulate(idle, **more)
+
+
+async def test_a_simulation_cannot_be_made_in_a_run_of_trio() -> None:
+    with pytest.raises(RuntimeError, match="cannot be called inside of one"):
+        simulate(idle)
+
+
+def test_two_threads_cannot_simulate_at_once() -> None:
+    refused: list[RuntimeError] = []
+
+    def simulate_too() -> None:
+        with pytest.raises(RuntimeError, match="one world at a time") as raised:
+            simulate(idle)
+        refused.append(raised.value)
+
+    async def scenario(world: World) -> None:
+        thread = threading.Thread(target=simulate_too)
+        thread.start()
+        thread.join()
+
+    run(scenario)
+    assert len(refused) == 1
+    assert run(idle).events  # the next one may
+
+
+def test_a_world_that_imports_another_module_in_each_run_is_refused() -> None:
+    numbers = itertools.count()
+    made: list[str] = []
+
+    async def scenario(world: World) -> None:
+        made.append(f"imported_in_run_{next(numbers)}")
+        sys.modules[made[-1]] = ModuleType(made[-1])
+
+    try:
+        with pytest.raises(RuntimeError, match=r"seed 1 imports a module in each run, at last imported_in_run_9,"):
+            run(scenario)
+    finally:
+        for name in made:
+            del sys.modules[name]
+
+
+@pytest.mark.parametrize("seconds", [-1.0, nan, inf])
+@pytest.mark.parametrize(
+    "strike",
+    [
+        lambda world, seconds: world["a"].pause(seconds),
+        lambda world, seconds: world["a"].power_failure(seconds),
+        lambda world, seconds: world.cut("a", "machine", seconds=seconds),
+    ],
+)
+def test_what_lasts_no_time_or_for_ever_is_refused(strike: Callable[[World, float], None], seconds: float) -> None:
+    async def scenario(world: World) -> None:
+        await idle(world)
+        strike(world, seconds)
+
+    with pytest.raises(SimulationFailure) as failure:
+        run(scenario)
+    assert isinstance(failure.value.__cause__, ConfigurationError)
+    assert str(failure.value.__cause__) == f"{seconds!r} seconds; wanted 0 or more"
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"aims": "Buy"},
+        {"aims": {Faults}},
+        {"lengths": ()},
+        {"lengths": (-1.0,)},
+        {"latency": (0.5, 0.1)},
+        {"latency": (-1.0, 1.0)},
+        {"every": inf},
+        {"kills": inf},
+        {"disk": "laks"},
+    ],
+)
+def test_faults_that_cannot_be_are_refused(more: Any) -> None:
+    with pytest.raises((TypeError, ValueError), match=next(iter(more))):
+        Faults(**more)
+
+
+@pytest.mark.parametrize("code", [None, 0, 3, "no room"])
+def test_a_process_that_exits_has_the_exit_code_that_it_would_have(code: object) -> None:
+    codes: list[int] = []
+
+    async def main() -> None:
+        await trio.sleep(1.0)
+        sys.exit(code)  # type: ignore[arg-type]
+
+    async def scenario(world: World) -> None:
+        codes.append(await (await world.start("a", main)).wait())
+
+    run(scenario)
+    assert codes == [{None: 0, "no room": 1}.get(code, code)]  # type: ignore[call-overload]
+
+
+@pytest.mark.parametrize("is_process", [False, True])
+def test_an_outcome_of_pytest_fails_the_world_and_names_its_seed(is_process: bool) -> None:
+    async def main() -> None:
+        with pytest.raises(ValueError, match="never"):
+            await trio.sleep(1.0)
+
+    async def scenario(world: World) -> None:
+        await world.start("a", main if is_process else trio.sleep_forever, restart=1.0)
+        if is_process:
+            await trio.sleep(5.0)
+        await main()
+
+    with pytest.raises(SimulationFailure) as failure:
+        run(scenario)
+    assert failure.value.seed == 1
+    assert isinstance(failure.value.__cause__, pytest.fail.Exception)
+
+
+def test_ctrl_c_is_no_failure_of_a_world() -> None:
+    async def scenario(world: World) -> None:
+        await idle(world)
+        raise KeyboardInterrupt
+
+    with pytest.raises(BaseExceptionGroup) as raised:
+        run(scenario)
+    assert raised.group_contains(KeyboardInterrupt)
+
+
+def test_the_story_of_a_world_does_not_end_with_what_its_end_has_ended() -> None:
+    async def scenario(world: World) -> None:
+        await idle(world)
+        await trio.sleep(1.0)
+        raise AssertionError("the cause")
+
+    with pytest.raises(SimulationFailure) as failure:
+        run(scenario)
+    assert failure.value.events == ((0.0, "a: started on machine as process 101"),)
 
 
 # Datagrams.

@@ -24,6 +24,8 @@ from typing import Any, Final
 import attrs
 import trio
 
+from levada.framework.errors import ConfigurationError
+
 from .addresses import Addresses, Endpoint, SharedAddresses
 from .datagrams import Post, SimulatedDatagrams
 
@@ -153,7 +155,9 @@ class SimulatedNetwork:
     # Time.
 
     def later(self, seconds: float, call: Callable[[], None]) -> None:
-        """Call in so many seconds, outside all processes."""
+        """Call in so many seconds, outside all processes. Raises `ConfigurationError` for a time that is not 0 or later."""
+        if not 0 <= seconds < inf:
+            raise ConfigurationError(f"{seconds!r} seconds; wanted 0 or more")
         self._call_at(trio.current_time() + seconds, call)
 
     def _call_at(self, at: float, call: Callable[[], None]) -> None:

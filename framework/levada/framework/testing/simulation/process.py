@@ -177,9 +177,9 @@ class Process(Endpoint):
     def pause(self, seconds: float) -> None:
         """Stop its wires and threads for so many seconds, as SIGSTOP and a machine that swaps do. Its timers run on."""
         if not self.dead:
+            self.world.network.later(seconds, self._resume)
             self.world.note(f"{self.name}: paused for {seconds:g} s")
             self.paused += 1
-            self.world.network.later(seconds, self._resume)
 
     def zombie(self, seconds: float) -> None:
         """Make its parent take it for dead, while it lives on for so many seconds with all its other wires: a machine out of reach."""
@@ -257,11 +257,14 @@ class Process(Endpoint):
             with self._scope:
                 found = await main()
                 code = found if isinstance(found, int) else 0
+        except SystemExit as ends:
+            code = _exit_code(ends)
         except BaseException as raised:  # a dead process has no errors; others are raised below
             cancelled, rest = split_cancelled(raised)
             if rest is not None and BaseExceptionGroup("", [rest]).subgroup(KeyboardInterrupt) is not None:
                 raise  # Ctrl-C is not the program's
             if cancelled is not None:  # the world ends
+                self.end(code)
                 raise cancelled from None
             if not self.dead:
                 self.error = error = raised
@@ -317,6 +320,13 @@ class Process(Endpoint):
             await self._resumed.wait()
         if self.dead:
             raise Crashed
+
+
+def _exit_code(ends: SystemExit) -> int:
+    """Return the exit code that Python makes of `sys.exit`."""
+    if ends.code is None:
+        return 0
+    return ends.code if isinstance(ends.code, int) else 1
 
 
 def _asserts(error: Exception) -> bool:

@@ -6,6 +6,7 @@ import errno
 import random
 from collections.abc import Callable, Iterable
 from functools import partial
+from math import inf
 from typing import TYPE_CHECKING, Any, Final, TypeVar
 
 import attrs
@@ -48,11 +49,19 @@ _REFUSED: Final = (0.1, 0.5, 1.0)
 _SYNC_TIMES: Final = (0.05, 0.5, 3.0)
 """Seconds that a sync of a slow disk takes."""
 
-_share: Any = [v.instance_of((int, float)), v.ge(0)]
+_share: Any = [v.instance_of((int, float)), v.ge(0), v.lt(inf)]
 
 
 def _names(names: Iterable[str]) -> frozenset[str]:
+    if isinstance(names, str):
+        raise TypeError(f"aims are a set of names, such as {{{names!r}}}, not a text")
     return frozenset(names)
+
+
+def _in_order(_faults: object, _attribute: object, latency: tuple[float, float]) -> None:
+    least, most = latency
+    if not 0 <= least <= most < inf:
+        raise ValueError(f"'latency' is the least and the most seconds, not {latency!r}")
 
 
 @attrs.frozen(kw_only=True)
@@ -65,7 +74,7 @@ class Faults:
 
     strikes: int = attrs.field(default=5, validator=[v.instance_of(int), v.ge(0)])
     """The most strikes in a world; the seed decides how many."""
-    every: float = attrs.field(default=1.0, validator=v.gt(0))
+    every: float = attrs.field(default=1.0, validator=[v.gt(0), v.lt(inf)])
     """Mean seconds between two strikes."""
     kills: float = attrs.field(default=4.0, validator=_share)
     """Weight of kills."""
@@ -92,20 +101,24 @@ class Faults:
     """The most seconds that a clock jumps, forward or back."""
     skew: float = attrs.field(default=0.5, validator=_share)
     """The most seconds that the clock of a process is off from the start."""
-    latency: tuple[float, float] = (0.0001, 0.002)
+    latency: tuple[float, float] = attrs.field(default=(0.0001, 0.002), validator=_in_order)
     """Least and most seconds from one process to another. In a third of the worlds it is ten times as long."""
     loss: float = attrs.field(default=0.1, validator=[*_share, v.le(1)])
     """The largest share of datagrams that are lost, which concerns QUIC. Half of the worlds lose none, and the others up to this share."""
-    lengths: tuple[float, ...] = (0.1, 1.0, 8.0)
+    lengths: tuple[float, ...] = attrs.field(
+        default=(0.1, 1.0, 8.0), validator=[v.min_len(1), v.deep_iterable(v.and_(*_share))]
+    )
     """Seconds that a pause, a cut, a life out of reach, a power failure, or a fault of a disk may take."""
-    aims: frozenset[str] = attrs.field(default=frozenset(), converter=_names)
+    aims: frozenset[str] = attrs.field(
+        default=frozenset(), converter=_names, validator=v.deep_iterable(v.instance_of(str))
+    )
     """Moments to strike at, in half of the worlds.
 
     The name of a message class: when an actor is about to handle such a message, its process or another one is killed, paused, taken for dead,
     or without power, by their weights, now or a moment later.
     A kind of `CHANGES`, such as ``"fdatasync"``: when a process makes such a call of its disk, the process crashes before, in, or right behind
     the call, or the call fails, or another process is struck."""
-    disk: Model | None = None
+    disk: Model | None = attrs.field(default=None, validator=v.in_((None, "ordered", "lax")))
     """What a power failure leaves, see `SimulatedDisk`; None: the seed decides."""
 
 

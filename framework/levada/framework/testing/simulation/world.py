@@ -13,6 +13,7 @@ import inspect
 import logging
 import random
 import sys
+import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
@@ -56,6 +57,10 @@ _PATIENCE: Final = 60.0
 """Seconds for which short lives may go on: what it needs may be out of reach."""
 _MOST_FAILURES: Final = 1_000
 """The same if they take less time than that."""
+_REPETITIONS: Final = 10
+"""How often a world is run again because it has imported modules."""
+_ONE_AT_A_TIME: Final = threading.Lock()
+"""Held by `simulate`: trio's order of tasks is one for all threads."""
 
 
 class World:
@@ -187,7 +192,11 @@ class World:
             one_way: whether what `receiver` sends still arrives.
             only_udp: whether only datagrams are lost, as behind a firewall that lets TCP pass but not QUIC.
             seconds: after which it heals by itself.
+
+        Raises:
+            KeyError: there is no such machine and has been no such process.
         """
+        self._know(sender, receiver)
         how = "->" if one_way else "<->"
         what = "cut UDP" if only_udp else "cut"
         self.note(f"{what} {sender} {how} {receiver}{'' if seconds is None else f' for {seconds:g} s'}")
@@ -198,9 +207,15 @@ class World:
             self.network.later(seconds, lambda: self._heal(sender, receiver))
 
     def heal(self, sender: str, receiver: str) -> None:
-        """End a cut, both ways; everything sent meanwhile arrives."""
+        """End a cut, both ways; everything sent meanwhile arrives. Raises `KeyError` as `cut` does."""
+        self._know(sender, receiver)
         self.note(f"healed {sender} <-> {receiver}")
         self._heal(sender, receiver)
+
+    def _know(self, *names: str) -> None:
+        for name in names:
+            if name not in self.machines:
+                self[name]
 
     def _heal(self, sender: str, receiver: str) -> None:
         self.network.heal(sender, receiver)
@@ -314,38 +329,75 @@ def simulate(
 
     Args:
         scenario: an async function of a world: it starts processes, uses them, and fails by raising. When it returns, all processes are killed.
-        seeds: each is one world; the same seed is the same world as long as the code stays the same.
+        seeds: each is one world; the same seed is the same world as long as the code stays the same. At least one.
         machines: the names of the machines; they are the names of their hosts too.
         faults: what goes wrong by chance; None: only what the scenario does.
-        limit: seconds of virtual time after which a world counts as hung.
+        limit: seconds of virtual time after which a world counts as hung. A loop in which no virtual time passes is not seen.
 
     A variable of a module of the program that a world has changed is a `SharedStateWarning`.
 
     Raises:
         SimulationFailure: the scenario raised, or a process that does not come back; names the seed. The remaining seeds are not run.
-        RuntimeError: this trio cannot repeat its order of tasks.
+            Ctrl-C is raised as it is.
+        ConfigurationError: there are no seeds, no machines, or two machines of one name.
+        RuntimeError: this trio cannot repeat its order of tasks; a world imports modules in each run; or it is called inside of trio, or
+            while another thread simulates.
     """
-    digests, seconds, strikes = {}, 0.0, 0
-    for seed in seeds:
-        worlds: list[World] = []
-        known, seconds_of = -1, 0.0
-        while known != len(sys.modules):
-            known = len(sys.modules)
-            worlds.clear()
-            try:
-                with deterministic(seed), _dead_are_silent():
-                    seconds_of = trio.run(
-                        _run, scenario, seed, tuple(machines), faults, limit, worlds, clock=autojump()
-                    )
-            except Exception as error:  # noqa: BLE001 - the failure has it as its cause
-                if known == len(sys.modules):
-                    events = tuple(worlds[0].events) if worlds else ()
-                    cause = _only(error)
-                    raise SimulationFailure(seed, cause, events) from cause
-        digests[seed] = worlds[0].network.digest
-        seconds += seconds_of
-        strikes += worlds[0].strikes.done
+    names = _names(machines)
+    if trio.lowlevel.in_trio_run():
+        raise RuntimeError("simulate() makes a run of trio for each world, so it cannot be called inside of one")
+    if not _ONE_AT_A_TIME.acquire(blocking=False):
+        raise RuntimeError("another thread runs simulate(); a process simulates one world at a time")
+    try:
+        digests, seconds, strikes = {}, 0.0, 0
+        for seed in seeds:
+            world, seconds_of = _simulate(scenario, seed, names, faults, limit)
+            digests[seed] = world.network.digest
+            seconds += seconds_of
+            strikes += world.strikes.done
+    finally:
+        _ONE_AT_A_TIME.release()
+    if not digests:
+        raise ConfigurationError("simulate() got no seeds, so nothing was tried")
     return Simulated(digests, seconds, strikes)
+
+
+def _names(machines: Sequence[str]) -> tuple[str, ...]:
+    names = tuple(machines)
+    if isinstance(machines, str) or not names or len(set(names)) < len(names):
+        raise ConfigurationError(f"machines are a list of at least one name, each once, not {machines!r}")
+    return names
+
+
+def _simulate(
+    scenario: Callable[[World], Awaitable[object]],
+    seed: int,
+    machines: Sequence[str],
+    faults: Faults | None,
+    limit: float,
+) -> tuple[World, float]:
+    """Run the world of a seed, again if it has imported modules; return it, and its virtual seconds."""
+    known: set[str] = set()
+    failed: BaseException | None = None
+    for _ in range(_REPETITIONS):
+        known, failed = set(sys.modules), None
+        worlds: list[World] = []
+        seconds = 0.0
+        try:
+            with deterministic(seed), _dead_are_silent():
+                seconds = trio.run(_run, scenario, seed, machines, faults, limit, worlds, clock=autojump())
+        except BaseException as error:
+            if BaseExceptionGroup("", [error]).subgroup(KeyboardInterrupt) is not None:
+                raise
+            failed = _only(error)  # which may be an outcome of pytest, and no `Exception`
+        if len(known) == len(sys.modules):
+            if failed is not None:
+                raise SimulationFailure(seed, failed, tuple(worlds[0].events) if worlds else ()) from failed
+            return worlds[0], seconds
+    names = ", ".join(sorted(set(sys.modules) - known)[:3])
+    raise RuntimeError(
+        f"the world of seed {seed} imports a module in each run, at last {names}, and so is another one each time; import before"
+    ) from failed
 
 
 @contextmanager
