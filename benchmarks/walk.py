@@ -28,7 +28,7 @@ from levada.framework.platform import PLATFORM, REAL
 __all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure"]
 
 LIMITS = {
-    "rsocket": (76, 13),
+    "rsocket": (71, 13),
     "aqueduct": (61, 13),
     "aqueduct-sender": (585, 36),
     "maop": (251, 24),

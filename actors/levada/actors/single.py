@@ -79,8 +79,11 @@ class SingleCarrier(ABC, Generic[S]):
         """
 
     @abstractmethod
-    def send(self, pieces: list[bytes]) -> None:
-        """Queue the output of a core without waiting: messages, or pieces of a byte stream. Raises the errors of `receive`."""
+    def send(self, pieces: list[bytes]) -> int:
+        """Queue the output of a core without waiting: messages, or pieces of a byte stream. Return how many bytes are queued now.
+
+        Raises the errors of `receive`.
+        """
 
     @abstractmethod
     async def wait_for_room(self) -> None:
@@ -108,9 +111,11 @@ class ByteCarrier(SingleCarrier[ByteStream]):
         """Wait for bytes."""
         return self.stream.receive_some()
 
-    def send(self, pieces: list[bytes]) -> None:
+    def send(self, pieces: list[bytes]) -> int:
         """Queue the pieces in order."""
-        self.stream.send_nowait(b"".join(pieces))
+        stream = self.stream
+        stream.send_nowait(b"".join(pieces))
+        return stream.unsent
 
     async def wait_for_room(self) -> None:
         """Wait for room by sending nothing."""
@@ -136,10 +141,11 @@ class MessageCarrier(SingleCarrier[MessageStream]):
             message = self.stream.receive_nowait() if len(messages) < _MESSAGES else None
         return messages
 
-    def send(self, pieces: list[bytes]) -> None:
+    def send(self, pieces: list[bytes]) -> int:
         """Queue each piece as a message."""
         for message in pieces:
             self.stream.send_nowait(message)
+        return self.stream.unsent
 
     async def wait_for_room(self) -> None:
         """Wait for room."""
@@ -242,6 +248,8 @@ class SingleDriver(Driver[C]):
         self.carrier: SingleCarrier[Any] | None = None
         self.high_watermark = 65_536
         """Bytes queued on the carrier above which producers wait."""
+        self.filled = True
+        """Whether the carrier had more than that queued after the last send, or there is none: only then `crowded` looks at the carrier."""
         self.unbegun = 0
         """Children that have been given work and have not begun."""
         self.line = trio.Lock()
@@ -279,6 +287,7 @@ class SingleDriver(Driver[C]):
         self._now = trio.lowlevel.current_clock().current_time
         self._before, self._used = self.all_statistics(), carrier
         self.carrier = carrier
+        self.filled = carrier.unsent > self.high_watermark
         self.meet(carrier.info)
         self._carried.set()
         if self._room is not None:  # of the carrier before, which may never have any
@@ -288,6 +297,7 @@ class SingleDriver(Driver[C]):
     def detach(self) -> SingleCarrier[Any] | None:
         """Stop using the carrier, and return it."""
         carrier, self.carrier = self.carrier, None
+        self.filled = True
         self._carried = trio.Event()
         return carrier
 
@@ -390,9 +400,10 @@ class SingleDriver(Driver[C]):
         return bool(pieces)
 
     def _send(self, pieces: list[bytes]) -> None:
-        if self.carrier is not None:
+        carrier = self.carrier
+        if carrier is not None:
             try:
-                self.carrier.send(pieces)
+                self.filled = carrier.send(pieces) > self.high_watermark
             except CarrierError:
                 pass  # the reader finds out, and tells the core
 
@@ -412,7 +423,11 @@ class SingleDriver(Driver[C]):
     def crowded(self) -> bool:
         """Whether producers have to wait: the carrier has too much queued, or there is none for now."""
         carrier = self.carrier
-        return carrier.unsent > self.high_watermark if carrier is not None else self.end is None
+        if carrier is None:
+            return self.end is None
+        if self.filled:
+            self.filled = carrier.unsent > self.high_watermark
+        return self.filled
 
     async def room(self) -> None:
         """Wait until the carrier takes more, or the connection has ended."""

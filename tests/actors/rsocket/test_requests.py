@@ -637,6 +637,18 @@ async def test_without_composite_metadata_the_metadata_is_the_route() -> None:
             await peer.request_response(Quote("EURUSD"), route="a")
 
 
+@pytest.mark.parametrize("core", [ClientConfig().core, TEXT], ids=["composite", "text"])
+async def test_a_route_that_is_sent_again_is_the_same_route(core: CoreConfig) -> None:
+    """What was written for a route is remembered for the next request, and for no other one."""
+    routes = ["desk", "", "desk.quote", "ü" * 100, "desk"]
+    async with pair(lambda request: request.route.encode(), client=ClientConfig(core=core)) as (peer, _, _system):
+        for route in (*routes, *routes):
+            assert (await peer.request_response(b"", route=route)).data == route.encode()
+        assert (await peer.request_response(b"")).data == b""
+        with pytest.raises(ConfigurationError, match="leaves no room"):
+            await peer.request_response(b"", route="desk", metadata=b"raw")
+
+
 async def test_metadata_pushes_reach_the_hook() -> None:
     got: list[bytes] = []
 

@@ -415,13 +415,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         Cancellation:
             a CANCEL has been sent, or nothing was.
         """
-        carrier = self.carrier
-        if (
-            carrier is None
-            or carrier.unsent > self.high_watermark
-            or self.phase not in BEGINNING
-            or self.core.backlog > self.high_watermark
-        ):
+        if self.filled or self.phase not in BEGINNING or self.core.backlog > self.high_watermark:
             await self.ready(payload)
         call = self.idle.take(AwaitedResponse)
         try:
@@ -443,13 +437,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
             self.flush()
             await trio.lowlevel.checkpoint()
             self._fired = self._perf_counter()  # the time of other tasks' turns is not a pause of this one
-        carrier = self.carrier
-        if (
-            carrier is None
-            or carrier.unsent > self.high_watermark
-            or self.phase not in BEGINNING
-            or self.core.backlog > self.high_watermark
-        ):
+        if self.filled or self.phase not in BEGINNING or self.core.backlog > self.high_watermark:
             await self.ready(payload)
         self.core.send_fire_and_forget(payload, trio.current_time())
         now = self._perf_counter()

@@ -37,7 +37,7 @@ ROUTING = Routing.MIME_TYPE
 Metadata = bytes | CompositeMetadata | Sequence[Extension | Entry] | None
 """Metadata of a request: bytes, or parts of composite metadata."""
 
-_REMEMBERED = 1024  # pieces of metadata of at most 256 bytes, for each connection
+_REMEMBERED, _LARGEST = 1024, 256  # pieces of metadata that are remembered for each connection, and the bytes of one
 
 
 @attrs.frozen
@@ -81,6 +81,8 @@ class Encoding:
             TypeError, ValueError: data or metadata has the wrong type, or a message does not fit its annotations.
         """
         if type(x) is bytes:
+            if metadata is None and (known := self._written.get((route, False))) is not None:
+                return Payload(x, known)
             return Payload(x, self._metadata(route, metadata, messages=False))
         if type(x) is Payload:
             if route is None and metadata is None:
@@ -111,7 +113,14 @@ class Encoding:
                 f"{'a message' if messages else 'several pieces of metadata'} need composite metadata, "
                 f"but this connection's metadata is {self.metadata_mime_type} (set metadata_mime_type)"
             )
-        return Routing(route).encode() if self.metadata_mime_type == ROUTING else route.encode()
+        return self._remember(
+            (route, False), Routing(route).encode() if self.metadata_mime_type == ROUTING else route.encode()
+        )
+
+    def _remember(self, what: tuple[str | None, bool], written: bytes) -> bytes:
+        if len(self._written) < _REMEMBERED and len(written) <= _LARGEST:
+            self._written[what] = written
+        return written
 
     def _composite(
         self, route: str | None, metadata: CompositeMetadata | Sequence[Extension | Entry] | None, *, messages: bool
@@ -121,9 +130,7 @@ class Encoding:
             parts: list[Extension] = [] if route is None else [Routing(route)]
             if messages:
                 parts.append(DataMimeType(MESSAGES))
-            front = CompositeMetadata.of(*parts).encode()
-            if len(self._written) < _REMEMBERED:
-                self._written[route, messages] = front
+            front = self._remember((route, messages), CompositeMetadata.of(*parts).encode())
         if metadata is None:
             return front
         more = metadata if isinstance(metadata, CompositeMetadata) else CompositeMetadata.of(*metadata)
@@ -151,7 +158,7 @@ class Encoding:
         reading = Reading(entries, route, (own.mime_type if own is not None else self.data_mime_type) == MESSAGES)
         # Most requests of a connection repeat the metadata of an earlier one. Metadata that holds a secret is not kept.
         if (
-            len(metadata) <= 256
+            len(metadata) <= _LARGEST
             and len(entries.entries) <= 8  # 64 would fit, and take 8 kB
             and not any(entry.mime_type == Authentication.MIME_TYPE for entry in entries.entries)
         ):

@@ -576,7 +576,7 @@ class Answer(_Producing):
                     await self._send_stream(request, cast("AsyncIterable[Any]", result))
                 elif result is not None or request.holds_message:
                     result = connection.encoding.reply(result, messages=request.holds_message)
-            crowded = connection.crowded or connection.core.backlog
+            crowded = (connection.filled and connection.crowded) or connection.core.backlog
             if crowded and not self.answered and result is not None:
                 await connection.let_out(result)
             if request.kind is not RESPONSE and result is not None and not self.answered:
