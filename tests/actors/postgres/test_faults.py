@@ -56,10 +56,11 @@ async def under_fire(
 ) -> None:
     """Ask many commands with ids while something is disturbed again and again; then look at the answers, and at the table.
 
-    The first time is after so many answers, so there is one however quick the machine is.
+    The first time is after so many answers, so there is one however quick the machine is. Each third time waits for an answer, however slow it is:
+    on a busy machine to connect takes longer than the next disturbance, again and again.
     """
     answers: dict[int, list[int]] = {number: [] for number in range(ASKERS)}
-    many, disturbed = trio.Event(), 0
+    many, more, disturbed = trio.Event(), trio.Event(), 0
     async with accounts_at(url) as accounts, trio.open_nursery() as nursery:
         left = ASKERS
 
@@ -68,6 +69,7 @@ async def under_fire(
             entity = accounts[f"a{number}"]
             for n in range(EACH):
                 answers[number].append(await entity.ask(Deposit(1), command=f"c{n}"))
+                more.set()
                 if sum(map(len, answers.values())) == after:
                     many.set()
             left -= 1
@@ -80,6 +82,9 @@ async def under_fire(
         while True:
             disturbed += 1
             await disturb(disturbed - 1)
+            if disturbed % 3 == 0:
+                more = trio.Event()
+                await more.wait()
     assert disturbed > 0
     assert answers == {number: list(range(1, EACH + 1)) for number in range(ASKERS)}
     table = store(url).table
