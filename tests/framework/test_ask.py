@@ -534,6 +534,83 @@ async def test_a_handler_may_catch_the_cycle_and_go_on(system: ActorSystem) -> N
     assert len(begun) == 2
 
 
+async def test_a_wait_that_is_over_is_no_part_of_a_cycle(system: ActorSystem) -> None:
+    """An actor that has got its answer, and still handles its message, may be asked by the one that answered."""
+    gate = trio.Event()
+
+    class Asker(Actor[Any]):
+        other: Ref[Any] | None
+
+        @handles
+        async def go(self, m: Go) -> str:
+            assert self.other is not None
+            await self.other.ask(Get())
+            await gate.wait()
+            return "done"
+
+        @handles
+        async def count(self, m: Get) -> int:
+            await trio.sleep(0)  # so that the asker waits
+            return 1
+
+    class Answerer(Asker):
+        @handles
+        async def go(self, m: Go) -> str:
+            assert self.other is not None
+            return str(await self.other.ask(Get(), timeout=None))
+
+    answerer: Any = system.spawn(Answerer, None)
+    asker = system.spawn(Asker, answerer)
+    answerer._actor.other = asker
+    async with trio.open_nursery() as nursery:
+        answers = [Outcome(), Outcome()]
+        for ref, answer in zip((asker, answerer), answers, strict=True):
+            nursery.start_soon(answer.of, partial(ref.ask, Go(), timeout=None))
+            await wait_all_tasks_blocked()
+        assert system.observe.waits() == [(answerer.path, asker.path)]
+        gate.set()
+    assert [answer.value for answer in answers] == ["done", "1"]
+
+
+async def test_a_cycle_names_only_the_actors_that_are_in_it(system: ActorSystem) -> None:
+    """The asked actor waits for two, of which only one leads back to the asker."""
+    gate = trio.Event()
+
+    class Fork(Actor[Go]):
+        below: list[Ref[Any]]
+
+        @handles
+        async def go(self, m: Go) -> str:
+            async with trio.open_nursery() as nursery:
+                for ref in self.below:
+                    nursery.start_soon(partial(ref.ask, Go(), timeout=None))
+                    await wait_all_tasks_blocked()
+                gate.set()
+            return ""
+
+    class Deaf(Actor[Go]):
+        @handles
+        async def go(self, m: Go) -> str:
+            await trio.sleep_forever()
+            return ""
+
+    class Back(Actor[Go]):
+        above: list[Ref[Any]]
+
+        @handles
+        async def go(self, m: Go) -> str:
+            await gate.wait()
+            return await self.above[0].ask(Go(), timeout=None)
+
+    above: list[Ref[Any]] = []
+    deaf = system.spawn(Deaf, name="deaf")
+    back = system.spawn(Back, above, name="back")
+    above.append(system.spawn(Fork, [deaf, back, deaf], name="fork"))
+    with pytest.raises(ActorStopped) as caught:
+        await above[0].ask(Go(), timeout=None)
+    assert cycle_of(caught.value).cycle == ("/back", "/fork", "/back")
+
+
 async def test_the_search_for_a_cycle_visits_each_actor_once(system: ActorSystem) -> None:
     """Each of two waits for both of the next two, so there are a billion ways through them."""
 

@@ -397,6 +397,19 @@ async def test_a_ref_ends_with_its_actor_when_that_is_not_started_again(autojump
         assert await (await singleton(SYSTEMS["driver"], House, 5, name="leaver")).ask(Where()) in ("n0", "n1")
 
 
+@pytest.mark.parametrize("how", ["stop", "kill"])
+async def test_a_ref_that_is_stopped_ends_in_its_process_alone(autojump_clock: MockClock, how: str) -> None:
+    async with fleet(2):
+        home = await HOUSES["n0"].ask(Where())
+        for name, system in SYSTEMS.items():
+            getattr(HOUSES[name], how)()
+            await HOUSES[name].terminated()
+            again = await singleton(system, House)
+            assert again is not HOUSES[name]
+            assert await again.ask(Where()) == home
+        assert MOST == [1]
+
+
 async def test_what_waits_for_an_actor_is_bounded(autojump_clock: MockClock) -> None:
     async with fleet(1) as (nodes, _), trio.open_nursery() as nursery:
         house = await singleton(SYSTEMS["driver"], House)

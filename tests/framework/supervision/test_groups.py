@@ -59,12 +59,13 @@ async def test_rest_for_one_takes_those_that_were_started_after(system: ActorSys
     ]
 
 
+@pytest.mark.parametrize("policy", ["stop", "escalate"])
 @pytest.mark.parametrize("rules", [one_for_all(), rest_for_one()], ids=["all", "rest"])
 async def test_temporary_siblings_are_stopped_for_good_and_plain_ones_left_alone(
-    system: ActorSystem, rules: Strategy
+    system: ActorSystem, rules: Strategy, policy: str
 ) -> None:
     log: Log = []
-    _, a, temporary, plain = await crew(system, log, rules, restart(), restart("temporary"), "stop")
+    _, a, temporary, plain = await crew(system, log, rules, restart(), restart("temporary"), policy)
     a.tell(Raise(ValueError()))
     await wait_all_tasks_blocked()
     assert log == [("a", "restart", ValueError), ("b", "stop", Shutdown), ("a", "start")]
@@ -126,6 +127,31 @@ async def test_a_group_waits_for_its_backoff(system: ActorSystem, autojump_clock
     await b.ask(Say(""))
     assert trio.current_time() == pytest.approx(3.0)
     assert (restarts(a), restarts(b)) == (2, 2)
+
+
+async def test_a_group_that_has_grown_during_its_backoff_starts_when_all_have_ended(
+    system: ActorSystem, autojump_clock: MockClock
+) -> None:
+    log: Log = []
+    policy = restart(initial_backoff=1.0, max_backoff=1.0, jitter=0.0)
+    _, a, b, c = await crew(system, log, rest_for_one(), policy, policy, policy)
+    for _ in range(2):
+        c.tell(Raise(ValueError()))  # the first restart is at once
+        await wait_all_tasks_blocked()
+    b.tell(Wait(3.0))
+    await trio.sleep(0.5)
+    log.clear()
+    a.tell(Raise(ValueError()))
+    await trio.sleep(2.0)  # the backoff of c is over, and b is still busy
+    assert log == [("a", "restart", ValueError)]
+    await a.ask(Say(""))
+    assert [trio.current_time(), *log[1:]] == [
+        pytest.approx(4.0),
+        ("b", "restart", type(None)),
+        ("a", "start"),
+        ("b", "start"),
+        ("c", "start"),
+    ]
 
 
 async def test_a_sibling_that_waits_is_given_until_the_deadline_and_then_killed(autojump_clock: MockClock) -> None:
