@@ -12,6 +12,7 @@ from typing import Any
 import attrs
 import pytest
 import trio
+import trio.lowlevel
 from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.framework import (
@@ -550,7 +551,7 @@ async def test_a_wait_that_is_over_is_no_part_of_a_cycle(system: ActorSystem) ->
 
         @handles
         async def count(self, m: Get) -> int:
-            await trio.sleep(0)  # so that the asker waits
+            await trio.lowlevel.checkpoint()  # so that the asker waits
             return 1
 
     class Answerer(Asker):

@@ -401,11 +401,12 @@ async def test_a_ref_ends_with_its_actor_when_that_is_not_started_again(autojump
 async def test_a_ref_that_is_stopped_ends_in_its_process_alone(autojump_clock: MockClock, how: str) -> None:
     async with fleet(2):
         home = await HOUSES["n0"].ask(Where())
-        for name, system in SYSTEMS.items():
-            getattr(HOUSES[name], how)()
-            await HOUSES[name].terminated()
+        for system in SYSTEMS.values():
+            ref = await singleton(system, House)
+            getattr(ref, how)()
+            await ref.terminated()
             again = await singleton(system, House)
-            assert again is not HOUSES[name]
+            assert again is not ref
             assert await again.ask(Where()) == home
         assert MOST == [1]
 
