@@ -108,9 +108,12 @@ async def test_one_picture(console: str, capsys: pytest.CaptureFixture[str]) -> 
     assert err == ""
     assert out.startswith(f"town (process {os.getpid()}, running): 3 actors, ")
     # The name, its class, its state, and how many messages are queued and were handled; no colours, no cursor.
-    assert [line.split()[:5] for line in out.splitlines()[-2:]] == [
+    # The program's own actors come before the console, which has begun before them.
+    assert [line.split()[:5] for line in out.splitlines()[3:]] == [
+        ["/", "Root", "idle", "0", "0"],
         ["library", "Library", "idle", "0", "0"],
         ["shelf", "Shelf", "idle", "0", "1"],
+        ["$1", "Console", "idle", "0", "0"],
     ]
     assert "\x1b" not in out
 

@@ -393,7 +393,11 @@ def define_bad_behaviour() -> None:
             define_run_with_handlers,
             "Bad has both run() and handlers; keep one of them",
         ),
-        (define_function_of_two, "bad takes 2 parameters, wanted one message"),
+        (
+            define_function_of_two,
+            "bad takes 2 parameters, wanted one message: an actor that has more is a class with fields, and a task that takes more "
+            "is started with start_soon",
+        ),
         (define_function_of_missing, "bad: cannot resolve the annotation 'Missing' (name 'Missing' is not defined)"),
         (
             define_bad_behaviour,

@@ -573,7 +573,10 @@ def actor(function: Callable[[M], Any]) -> Callable[[], Actor[M]]:
         plain = plain.func
     parameters = list(inspect.signature(function).parameters.values())
     if len(parameters) != 1:
-        raise ConfigurationError(f"{plain.__name__} takes {len(parameters)} parameters, wanted one message")
+        raise ConfigurationError(
+            f"{plain.__name__} takes {len(parameters)} parameters, wanted one message: "
+            "an actor that has more is a class with fields, and a task that takes more is started with start_soon"
+        )
     refuse_generator(plain, plain.__name__)
     annotation = plain.__annotations__.get(parameters[0].name)
     if isinstance(annotation, str):

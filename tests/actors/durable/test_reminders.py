@@ -202,13 +202,13 @@ async def test_misuse_is_refused(tmp_path: Path, world: World, caplog: pytest.Lo
     class Wrong(Clock):
         @handles
         def plan(self, m: Plan) -> list[str]:
-            wrong: dict[str, Any] = {"nan": float("nan"), "text": "5", "none": None, "huge": 10**400}
+            wrong: dict[str, Any] = {"nan": float("nan"), "text": "5", "none": None, "huge": 10**400, "span": 30.0}
             keys: dict[str, Any] = {"number": 5, "surrogate": "\udc80"}
             if m.text in wrong:
                 self.remind(wrong[m.text], Ring("x"))
             if m.text in keys:
-                self.remind(1.0, Ring("x"), key=keys[m.text])
-            self.remind(datetime(2020, 1, 1) if m.text == "naive" else 1.0, Rang("x"))  # noqa: DTZ001
+                self.remind(0.0, Ring("x"), key=keys[m.text])
+            self.remind(datetime(2020, 1, 1) if m.text == "naive" else 0.0, Rang("x"))  # noqa: DTZ001
             return []
 
     async with ActorSystem("test", ask_timeout=1e6) as system:
@@ -219,6 +219,7 @@ async def test_misuse_is_refused(tmp_path: Path, world: World, caplog: pytest.Lo
         assert "Wrong has no handler for Rang" in str(caught.value.__cause__)
         for text, says in {
             "nan": "at is nan, wanted seconds since 1970", "text": "at is '5', wanted", "none": "at is None", "huge": "at is 1000",
+            "span": "at is 30.0, a moment before 1980: from now on, that is self.system.platform.time() + 30.0",
             "number": "the key of a reminder is 5, wanted Unicode text", "surrogate": r"is '\udc80', wanted",
         }.items():  # fmt: skip
             with pytest.raises(ActorStopped) as caught:

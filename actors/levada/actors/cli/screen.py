@@ -11,7 +11,7 @@ import attrs
 from rich.text import Text
 
 from levada.actors.console import SORTS, Row, Snapshot, Sort
-from levada.actors.console.view import Entry, cells, duration, entries, in_order
+from levada.actors.console.view import Line, cells, duration, entries, in_order, tree
 from levada.framework.text import printable
 
 __all__ = ["Screen", "keys_in"]
@@ -46,13 +46,6 @@ def keys_in(data: bytes) -> Iterator[str]:
             yield name
 
 
-@attrs.frozen
-class _Line:
-    name: str
-    row: Row
-    rate: float | None
-
-
 @attrs.define
 class Screen:
     """What a terminal shows of the latest snapshot."""
@@ -73,7 +66,7 @@ class Screen:
     _previous: Snapshot | None = None
     _troubles: Sequence[str] = ()
     _first: int = 0  # the row at the top
-    _shown: list[_Line] = attrs.field(factory=list)
+    _shown: list[Line] = attrs.field(factory=list)
     _room: int = 1  # rows on the screen
 
     def take(self, snapshot: Snapshot, previous: Snapshot | None, troubles: Sequence[str] = ()) -> None:
@@ -176,8 +169,8 @@ class Screen:
             text.append(f" {key} ", "reverse").append(f"{what} ")
         return text
 
-    def _table(self, shown: Sequence[_Line], width: int, at: int) -> list[Text]:
-        rows = [(line.name, *cells(line.row, line.rate, indented=False)[1:]) for line in shown]
+    def _table(self, shown: Sequence[Line], width: int, at: int) -> list[Text]:
+        rows = [cells(line) for line in shown]
         widths = [max([len(name), *(len(row[place]) for row in rows)]) for name, place, _ in _COLUMNS]
         widths[0] = min(widths[0], max(20, width // 3))
         widths[1] = min(widths[1], 24)
@@ -241,12 +234,12 @@ class Screen:
         text = self.filter.casefold()
         found = entries(self._snapshot, self._previous)
         if self._is_tree:
-            self._shown = list(self._tree(found))
+            self._shown = list(tree(found, internals=self.internals, folded=self.folded, depth=self.depth))
         else:
             wanted = [entry for entry in found if self._wants(entry[0], text)]
             ordered = in_order(wanted, "path" if self.sort == "tree" else self.sort)
             self._shown = [
-                _Line(printable(row.path), row, rate) for row, rate in (ordered[::-1] if self.reverse else ordered)
+                Line(printable(row.path), row, rate) for row, rate in (ordered[::-1] if self.reverse else ordered)
             ]
         paths = self._paths
         if self.at not in paths and paths:
@@ -256,39 +249,6 @@ class Screen:
         if text:  # also among those that are not shown otherwise
             return text in row.path.casefold() or text in row.kind.casefold()
         return row.path != "/" and row.kind != "node" and (row.own or self.internals)
-
-    def _tree(self, found: Sequence[Entry]) -> Iterator[_Line]:
-        """Yield the rows of each process: its own actors, and with `internals` then the others."""
-        processes: list[tuple[Entry | None, list[Entry]]] = [(None, [])]
-        for entry in found:
-            if entry[0].kind == "node" and "/" not in entry[0].path:
-                processes.append((entry, []))
-            elif entry[0].path != "/":
-                processes[-1][1].append(entry)
-        for node, those in processes:
-            name = ""
-            if node is not None:
-                name = node[0].path
-                yield _Line(printable(name), *node)
-                if name in self.folded:
-                    continue
-            for own in (True, False) if self.internals else (True,):
-                yield from self._branch([entry for entry in those if entry[0].own is own], name)
-
-    def _branch(self, found: Sequence[Entry], node: str) -> Iterator[_Line]:
-        levels = {node: 0} if node else {}
-        hidden = ""
-        for row, rate in found:
-            parent, _, name = row.path.rpartition("/")
-            level = levels[row.path] = levels.get(parent, levels.get(node, -1)) + 1
-            if parent not in levels or (parent == node and not node):  # below an actor that is not shown
-                name = row.path.removeprefix(node).removeprefix("/")
-            if hidden and row.path.startswith(hidden):
-                continue
-            hidden = f"{row.path}/" if row.path in self.folded else ""
-            if self.depth is None or row.level <= self.depth:
-                inside = sum(1 for other, _ in found if other.path.startswith(f"{row.path}/")) if hidden else row.hidden
-                yield _Line("  " * level + printable(name) + (f" (+{inside:,})" if inside else ""), row, rate)
 
     def _move(self, key: str) -> None:
         if paths := self._paths:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Final, Literal, TextIO, get_args
 
 import attrs
@@ -17,13 +17,14 @@ if TYPE_CHECKING:
     from levada.framework import ActorSystem
 
 __all__ = [
-    "HEADINGS", "SORTS", "Entry", "Sort", "cells", "duration", "entries", "headline", "in_order", "show", "table", "text",
+    "HEADINGS", "SORTS", "Entry", "Line", "Sort", "cells", "duration", "entries", "headline", "in_order", "show", "table", "text", "tree",
 ]  # fmt: skip
 
 Sort = Literal["tree", "path", "queue", "age", "handled", "rate", "restarts"]
 """An order of a table: one of `SORTS`."""
 SORTS: Final[tuple[Sort, ...]] = get_args(Sort)
-"""Orders of a table: ``tree`` indents children below their parent, ``path`` is alphabetical, the others put the largest figure first."""
+"""Orders of a table: ``tree`` indents children below their parent, and in each process puts the program's own actors first; ``path`` is
+alphabetical, the others put the largest figure first."""
 
 HEADINGS: Final = ("actor", "class", "state", "queue", "oldest", "handled", "per s", "restarts", "in", "about")
 NUMBERS: Final = frozenset({3, 4, 5, 6, 7})
@@ -100,8 +101,12 @@ def table(
         sort: the order of the actors, see `SORTS`.
         depth: how many levels below the root are shown; ``None``: all.
     """
-    rows = [(row, rate) for row, rate in entries(snapshot, previous) if depth is None or row.level <= depth]
-    return [cells(row, rate, indented=sort == "tree") for row, rate in in_order(rows, sort)]
+    found = entries(snapshot, previous)
+    if sort == "tree":
+        root = [Line(_name(row), row, rate) for row, rate in found if row.path == "/"]
+        return [cells(line) for line in (*root, *tree(found, depth=depth))]
+    rows = [(row, rate) for row, rate in found if depth is None or row.level <= depth]
+    return [cells(Line(_name(row), row, rate)) for row, rate in in_order(rows, sort)]
 
 
 def entries(snapshot: Snapshot, previous: Snapshot | None = None) -> list[Entry]:
@@ -116,6 +121,59 @@ def entries(snapshot: Snapshot, previous: Snapshot | None = None) -> list[Entry]
     return rows
 
 
+@attrs.frozen
+class Line:
+    """A row as it is shown."""
+
+    name: str
+    row: Row
+    rate: float | None
+
+
+def tree(
+    found: Sequence[Entry], *, internals: bool = True, folded: Collection[str] = (), depth: int | None = None
+) -> Iterator[Line]:
+    """Yield the lines of each process: the program's own actors, then those of levada, each as a tree. The roots have none.
+
+    Args:
+        found: what `entries` returned.
+        internals: whether levada's own actors are among them.
+        folded: paths of actors and nodes below which nothing is shown.
+        depth: how many levels below the root are shown; ``None``: all.
+    """
+    processes: list[tuple[Entry | None, list[Entry]]] = [(None, [])]
+    for entry in found:
+        if entry[0].kind == "node" and "/" not in entry[0].path:
+            processes.append((entry, []))
+        elif entry[0].path != "/":
+            processes[-1][1].append(entry)
+    for node, those in processes:
+        name = ""
+        if node is not None:
+            name = node[0].path
+            yield Line(_name(node[0]), *node)
+            if name in folded:
+                continue
+        for own in (True, False) if internals else (True,):
+            yield from _branch([entry for entry in those if entry[0].own is own], name, folded, depth)
+
+
+def _branch(found: Sequence[Entry], node: str, folded: Collection[str], depth: int | None) -> Iterator[Line]:
+    levels = {node: 0} if node else {}
+    hidden = ""
+    for row, rate in found:
+        parent, _, name = row.path.rpartition("/")
+        level = levels[row.path] = levels.get(parent, levels.get(node, -1)) + 1
+        if parent not in levels or (parent == node and not node):  # below an actor that is not shown
+            name = row.path.removeprefix(node).removeprefix("/")
+        if hidden and row.path.startswith(hidden):
+            continue
+        hidden = f"{row.path}/" if row.path in folded else ""
+        if depth is None or row.level <= depth:
+            inside = sum(1 for other, _ in found if other.path.startswith(f"{row.path}/")) if hidden else row.hidden
+            yield Line("  " * level + printable(name) + (f" (+{inside:,})" if inside else ""), row, rate)
+
+
 def in_order(rows: list[Entry], sort: Sort) -> list[Entry]:
     """Return rows in an order of `SORTS`; ``tree`` leaves them where they are."""
     if sort == "path":
@@ -123,10 +181,11 @@ def in_order(rows: list[Entry], sort: Sort) -> list[Entry]:
     return rows if sort == "tree" else sorted(rows, key=_ORDERS[sort], reverse=True)
 
 
-def cells(row: Row, rate: float | None, *, indented: bool) -> tuple[str, ...]:
-    """Return the cells of one row, one for each of `HEADINGS`."""
+def cells(line: Line) -> tuple[str, ...]:
+    """Return the cells of one line, one for each of `HEADINGS`."""
+    row, rate = line.row, line.rate
     return (
-        _name(row, indented=indented),
+        line.name,
         printable(row.kind.lstrip("_")),
         printable(row.state),
         f"{row.depth:,}",
@@ -173,10 +232,8 @@ def _rates(snapshot: Snapshot, previous: Snapshot | None) -> dict[str, float]:
     return {row.path: max(0, row.handled - before.get(row.path, 0)) / seconds for row in snapshot.actors}
 
 
-def _name(row: Row, *, indented: bool) -> str:
-    hidden = f" (+{row.hidden:,})" if row.hidden else ""
-    name = "  " * (row.level - 1) + row.path.rpartition("/")[2] if indented and row.level else row.path
-    return printable(name) + hidden
+def _name(row: Row) -> str:
+    return printable(row.path) + (f" (+{row.hidden:,})" if row.hidden else "")
 
 
 def _doing(row: Row) -> str:

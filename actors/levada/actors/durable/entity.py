@@ -46,6 +46,8 @@ Upcaster = Callable[[Mapping[str, Any]], Any]
 _APPLIES, _UPCASTS = "__levada_applies__", "__levada_upcasts__"
 MOST_BYTES = 8 << 20
 """The most bytes that one command may record, approximately."""
+_LONGEST = 3650 * 86400.0
+"""Whoever gives fewer seconds since 1970 for a reminder means seconds from now on."""
 
 
 class Durable(Actor[M]):
@@ -211,7 +213,8 @@ class Durable(Actor[M]):
 
         Raises:
             ActorError: no command is being handled.
-            ConfigurationError: the class has no handler for the message, or `at` has no timezone or is not a number, or `key` is no text.
+            ConfigurationError: the class has no handler for the message, or `at` has no timezone, is not a number, or is a number of a moment
+                before 1980 (except 0 and less, which are due at once), or `key` is no text.
             TypeError, ValueError: the message cannot be encoded.
             ValueError: the command has recorded more than 8 MiB since its last commit, or the shard would have more than 12 MiB of pending reminders.
         """
@@ -223,15 +226,9 @@ class Durable(Actor[M]):
                 raise ConfigurationError(
                     "a datetime without a timezone depends on the machine: use datetime.now(UTC), for example"
                 )
-            at = at.timestamp()
-        try:
-            seconds = float(at) if isinstance(at, Real) else math.nan
-        except OverflowError:
-            seconds = math.nan
-        if math.isnan(seconds):
-            raise ConfigurationError(
-                f"at is {at!r:.100}, wanted seconds since 1970, as in time.time() + 60, or a datetime with a timezone"
-            )
+            seconds = at.timestamp()
+        else:
+            seconds = _seconds_of(at, live.writer.now() / 1e6)
         reminders = live.writer.reminders
         key = tag_of(type(message)) if key is None else key
         try:
@@ -459,3 +456,20 @@ def _upcasters(cls: type) -> dict[tuple[str, int], Upcaster]:
             )
         found[key] = function
     return found
+
+
+def _seconds_of(at: float, now: float) -> float:
+    """Return the time of a reminder that is given as a number."""
+    try:
+        seconds = float(at) if isinstance(at, Real) else math.nan
+    except OverflowError:
+        seconds = math.nan
+    if math.isnan(seconds):
+        raise ConfigurationError(
+            f"at is {at!r:.100}, wanted seconds since 1970, as in self.system.platform.time() + 60, or a datetime with a timezone"
+        )
+    if 0 < seconds < _LONGEST <= now:
+        raise ConfigurationError(
+            f"at is {at!r:.100}, a moment before 1980: from now on, that is self.system.platform.time() + {at!r:.100}"
+        )
+    return seconds
