@@ -37,8 +37,21 @@ def test_not_a_duration(text: str) -> None:
         (["call", "maop://host:1", "--timeout", "soon"], "--timeout: expected more than 0 seconds, got 'soon'"),
         (["journal", "show", "DIR", "--start", "-1"], "--start: expected a whole number, 0 or more, got '-1'"),
         (["interop", "maop", "--port", "http"], "--port: expected a whole number from 0 to 65535, got 'http'"),
-        (["receive", "--listen", ":5044"], "levada receive: error: unrecognized arguments: --listen"),
-        (["journal", "ls", "DIR", "--all"], "levada journal ls: error: unrecognized arguments: --all"),
+        (
+            ["receive", "--listen", ":5044"],
+            "levada receive: error: unrecognized arguments: --listen; `levada receive --help` lists",
+        ),
+        (
+            ["journal", "ls", "DIR", "--all"],
+            "levada journal ls: error: unrecognized arguments: --all; `levada journal ls --help` lists",
+        ),
+        (["call", "maop://host:1", "--date", "x"], "error: unrecognized arguments: --date x; is it --data?\n"),
+        (["serve", "desk:app", "--nods=2"], "error: unrecognized arguments: --nods=2; is it --nodes?\n"),
+        (["serve", "desk:app", "--help-me"], "error: unrecognized arguments: --help-me; is it --help?\n"),
+        (["top", "PATH", "-x"], "levada top: error: unrecognized arguments: -x\n"),
+        (["servr"], "'token', 'completion'); is it 'serve'?\n"),
+        (["journal", "lis", "DIR"], "'export'); is it 'ls'?\n"),
+        (["top", "--sort", "queues"], "'restarts'); is it 'queue'?\n"),
     ],
 )
 def test_the_error_names_the_option(arguments: list[str], complaint: str, capsys: pytest.CaptureFixture[str]) -> None:

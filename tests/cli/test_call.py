@@ -124,6 +124,20 @@ def test_no_answer_in_time_is_exit_code_1(url: str, capsys: pytest.CaptureFixtur
 
 
 @pytest.mark.parametrize(
+    ("url", "hint"),
+    [
+        ("rsoket+tcp://localhost:80", "(entry point group levada.protocols); is it rsocket?\n"),
+        ("rsocket+tcq://localhost:80", "(entry point group levada.carriers); is it tcp?\n"),
+        ("http://localhost:80", "(entry point group levada.protocols)\n"),
+    ],
+)
+def test_a_scheme_that_is_nearly_right(capsys: pytest.CaptureFixture[str], url: str, hint: str) -> None:
+    code, out, err = call(capsys, url)
+    assert (code, out) == (2, "")
+    assert err.endswith(hint)
+
+
+@pytest.mark.parametrize(
     ("arguments", "complaint"),
     [
         (
@@ -131,9 +145,21 @@ def test_no_answer_in_time_is_exit_code_1(url: str, capsys: pytest.CaptureFixtur
             "no protocol for 'http://localhost:80': expected aqueduct://host:port, rsocket+tcp://host:port",
         ),
         (["rsocket+udp://localhost:80"], "no carrier for 'udp://localhost:80'"),
+        (
+            ["rsocket+tpc://localhost:80"],
+            "no carrier for 'tpc://localhost:80': its scheme must be one of memory, tcp, ",
+        ),
+        (["rsocket+tcp://localhost"], "there is no port in 'tcp://localhost': expected tcp://host:port\n"),
+        (["rsocket+tcp://:80"], "there is no host in 'tcp://:80': expected tcp://host:port\n"),
+        (
+            ["aqueduct+tls://localhost", "--tag", "x"],
+            "there is no port in 'tls://localhost': expected tls://host:port\n",
+        ),
+        (["aqueduct://localhost", "--tag", "x"], "there is no port in 'quic://localhost': expected quic://host:port\n"),
+        (["aqueduct://localhost:0", "--tag", "x"], "port 0 is for listeners: expected quic://host:port, got "),
         (["rsocket+tcp://localhost:80", "--ca", "x"], "--ca: tcp has no TLS, use +tls, +wss or +quic"),
         (["rsocket+tcp://localhost:80", "--data", "a", "--data", "b"], "only a channel takes more than one --data"),
-        (["lumberjack://localhost:80"], "lumberjack:// takes no calls"),
+        (["lumberjack://localhost:80"], "lumberjack:// takes no calls: `levada ship` sends lines"),
         (
             ["--data", "maop://x", "rsocket://localhost:80"],
             "write rsocket://localhost:80 before arguments that look like",

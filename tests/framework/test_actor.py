@@ -114,6 +114,8 @@ async def test_each_class_has_a_table_of_its_own(system: ActorSystem) -> None:
     assert await right.ask(Get()) == 2
     with pytest.raises(ActorError, match=r"\(Base\) has no handler for Get"):
         await cast(Any, system.spawn(Base)).ask(Get())
+    with pytest.raises(ActorError, match=r"\(Left\) has no handler for the class Who$"):
+        await cast(Any, system.spawn(Left)).ask(Who)
     assert await system.spawn(Left).ask(Who()) == "base"
 
 
@@ -333,6 +335,18 @@ def define_twice() -> None:
             pass
 
 
+def define_replacing() -> None:
+    class Base(Actor[Any]):
+        @handles
+        def on(self, m: Add) -> None:
+            pass
+
+    class Bad(Base):
+        @handles
+        def on(self, m: Reset) -> None:  # type: ignore[override]
+            pass
+
+
 def define_uncovered() -> None:
     class Bad(Actor[Add | Get]):
         @handles
@@ -387,6 +401,7 @@ def define_bad_behaviour() -> None:
         (define_with_two_parameters, "the handler Bad.on takes ['self', 'm', 'n'], wanted self and one message"),
         (define_not_a_class, "Bad.on: typing.Literal is not a class of messages"),
         (define_twice, "Bad handles Add twice: in one and in two"),
+        (define_replacing, "Bad.on replaces the handler of Add and does not handle it: give it another name"),
         (define_uncovered, "Bad promises to handle Get and has no handler for it"),
         (define_sync_run, "Bad.run must be async: it is the actor's own loop"),
         (
@@ -601,6 +616,8 @@ async def test_what_is_no_factory_is_refused(system: ActorSystem) -> None:
         spawn(lambda: 7)
     with pytest.raises(ConfigurationError, match=r"spawn\(\) got 7, wanted an Actor class or a factory"):
         spawn(7)
+    with pytest.raises(ConfigurationError, match=r"wanted an Actor class or a factory: spawn\(Counter, …\)$"):
+        spawn(Counter())
     with pytest.raises(ConfigurationError, match="wanted 'stop', 'escalate' or restart"):
         spawn(Counter, supervise="always")
     with pytest.raises(TypeError, match="unexpected keyword"):

@@ -281,6 +281,7 @@ def of_url(url: str) -> tuple[Protocol, str]:
         examples = ", ".join(protocol.example for protocol in known())
         raise ConfigurationError(
             f"no protocol for {url!r}: expected {examples}, or a scheme of an installed package (entry point group levada.protocols)"
+            f"{_PROTOCOLS.hint(scheme)}"
         )
     carrier = carrier or protocol.carrier
     return protocol, carrier_of(carrier) if protocol.streams else carrier

@@ -192,7 +192,7 @@ class Actor(Generic[M]):
         question = cell._asking
         if question is not None and question.message is message:
             cell._asking = None
-            kind = type(message).__name__
+            kind = f"the class {message.__name__}" if isinstance(message, type) else type(message).__name__
             question.fail(ActorError(f"{cell.path} ({type(self).__name__}) has no handler for {kind}", actor=cell.path))
         else:
             self.system.log_unhandled.note(message, cell, f"{type(self).__name__} has no handler for it")

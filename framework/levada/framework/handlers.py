@@ -230,6 +230,11 @@ def build_table(cls: type) -> dict[Any, Any]:
                     )
                 here[kind] = name
                 table[kind] = unprotected(function)
+        for kind, known in names.items():
+            if known in here.values() and kind not in here:
+                raise ConfigurationError(
+                    f"{base.__name__}.{known} replaces the handler of {kind.__name__} and does not handle it: give it another name"
+                )
         names.update(here)
     # Under None: the sync handlers, which an ask may call inline.
     table[None] = {kind: handler for kind, handler in table.items() if not inspect.iscoroutinefunction(handler)}

@@ -565,7 +565,8 @@ def _as_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
     if inspect.iscoroutinefunction(factory):
         return function_actor(factory)
     if not callable(factory):
-        raise ConfigurationError(f"spawn() got {factory!r}, wanted an Actor class or a factory")
+        hint = f": spawn({type(factory).__name__}, …)" if isinstance(factory, Actor) else ""
+        raise ConfigurationError(f"spawn() got {factory!r}, wanted an Actor class or a factory{hint}")
     return factory
 
 

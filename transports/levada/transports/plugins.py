@@ -7,6 +7,7 @@ costs nothing until a program names it, and cannot replace what levada has.
 
 from __future__ import annotations
 
+import difflib
 import logging
 import pkgutil
 import re
@@ -85,6 +86,11 @@ class Plugins(Generic[T]):
         """
         found = self._known.get(scheme)
         return self._load(scheme) if found is None and _SCHEME.fullmatch(scheme) else found
+
+    def hint(self, scheme: str) -> str:
+        """Return ``"; is it tcp?"`` for a scheme that is nearly one of them, otherwise an empty text."""
+        near = difflib.get_close_matches(scheme, self._known, 1)
+        return f"; is it {near[0]}?" if near else ""
 
     def _load(self, scheme: str) -> T | None:
         from importlib.metadata import entry_points  # 20 ms, and most programs need none

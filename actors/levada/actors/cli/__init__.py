@@ -18,6 +18,7 @@ Any other exception is a bug, of levada or of the program that it runs, and prin
 from __future__ import annotations
 
 import argparse
+import difflib
 import errno
 import importlib
 import io
@@ -45,8 +46,23 @@ class _Parser(argparse.ArgumentParser):
     ) -> tuple[Any, list[str]]:
         found, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            self.error(f"unrecognized arguments: {' '.join(unknown)}")
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._hint(unknown)}")
         return found, unknown
+
+    def _hint(self, unknown: Sequence[str]) -> str:
+        """Return the option that the first unknown one resembles, for the error."""
+        wrong = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
+        near = difflib.get_close_matches(wrong, self._option_string_actions, 1, 0.7)
+        return f"; is it {near[0]}?" if near else f"; `{self.prog} --help` lists the options" if wrong else ""
+
+    def _check_value(self, action: argparse.Action, value: Any) -> None:
+        try:
+            super()._check_value(action, value)
+        except argparse.ArgumentError as error:
+            near = difflib.get_close_matches(str(value), map(str, action.choices or ()), 1)
+            if near and not error.message.endswith("?"):
+                error.message += f"; is it {near[0]!r}?"
+            raise
 
 
 class Subparsers(_SubParsersAction):

@@ -82,7 +82,8 @@ def run(args: argparse.Namespace) -> int:
     """Send the request; return 1 if it failed."""
     protocol, _ = protocols.of_url(args.url)
     if not _calls(protocol):
-        raise ConfigurationError(f"{protocol.scheme}:// takes no calls")
+        instead = ": `levada ship` sends lines" if protocol.scheme == "lumberjack" else ""
+        raise ConfigurationError(f"{protocol.scheme}:// takes no calls{instead}")
     if protocol != args.protocol:
         raise ConfigurationError(f"write {args.url} before arguments that look like another protocol's URL")
     try:

@@ -133,7 +133,7 @@ class Line:
 def tree(
     found: Sequence[Entry], *, internals: bool = True, folded: Collection[str] = (), depth: int | None = None
 ) -> Iterator[Line]:
-    """Yield the lines of each process: the program's own actors, then those of levada, each as a tree. The roots have none.
+    """Yield the lines of each process: the program's own actors, then levada's, each as a tree. The roots have none.
 
     Args:
         found: what `entries` returned.

@@ -178,7 +178,7 @@ def _carrier(url: str, config: object) -> tuple[Dial[Any], Listen[Any], type[Any
     if carrier is None:
         raise ConfigurationError(
             f"no carrier for {url!r}: its scheme must be one of {', '.join(_CARRIERS)}, or a scheme of an installed package "
-            "(entry point group levada.carriers)"
+            f"(entry point group levada.carriers){_CARRIERS.hint(scheme)}"
         )
     try:
         dialling, listening, expected = resolve(carrier.dial), resolve(carrier.listen), resolve(carrier.config)

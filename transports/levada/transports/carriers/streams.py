@@ -134,7 +134,8 @@ def host_and_port(url: str, scheme: str) -> tuple[str, int]:
     """
     parts = split_url(url, scheme)
     if not parts.hostname or parts.port is None:
-        raise ConfigurationError(f"expected {scheme}://host:port, got {url!r}")
+        missing = "port" if parts.hostname else "host"
+        raise ConfigurationError(f"there is no {missing} in {url!r}: expected {scheme}://host:port")
     if parts.path not in ("", "/") or parts.query or parts.fragment or "@" in parts.netloc:
         where = f"{scheme}://{parts.netloc.rpartition('@')[2]}"  # without a password
         raise ConfigurationError(

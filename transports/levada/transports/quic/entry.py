@@ -119,5 +119,5 @@ def _options(config: QuicConfig) -> dict[str, Any]:
 def _parse(url: str, *, listening: bool = False) -> tuple[str, int]:
     host, number = host_and_port(url, "quic")
     if not number and not listening:
-        raise ConfigurationError(f"expected quic://host:port, got {url!r}")
+        raise ConfigurationError(f"port 0 is for listeners: expected quic://host:port, got {url!r}")
     return host, number
