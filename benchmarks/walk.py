@@ -30,7 +30,7 @@ __all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure"
 LIMITS = {
     "rsocket": (71, 13),
     "aqueduct": (61, 13),
-    "aqueduct-sender": (585, 36),
+    "aqueduct-sender": (584, 36),
     "maop": (251, 24),
     "durable": (110, 19),
     "spark": (271, 32),

@@ -248,7 +248,7 @@ def test_a_tail_torn_at_any_octet_is_cut_to_the_last_whole_block(
         path.write_bytes(whole[:length])
         kept = max(size for size in sizes if size <= length)
         partition = Partition(
-            REAL.files, path.parent, 0, journal=journal, schema=SCHEMA, segment_bytes=1 << 20, memory=KeptBlocks()
+            REAL.files, tmp_path, 0, journal=journal, schema=SCHEMA, segment_bytes=1 << 20, memory=KeptBlocks()
         )
         assert partition.find(0) == []
         assert path.read_bytes() == whole[:length]

@@ -206,15 +206,10 @@ def inspect(directory: Path, *, blocks: bool = False) -> Iterator[Inspection]:
             raise JournalDamaged("there is no ledger of a journal", path=str(path))
         promised = read_promise(files, directory)
         ledger = _ledger(platform, path, promised.commits if isinstance(promised, PromisedEnds) else 0, resources)
+        columns = columns_of(Envelope).schema
         partitions = [
             Partition(
-                files,
-                directory / f"partition-{number:04d}",
-                number,
-                journal=ledger.journal,
-                schema=columns_of(Envelope).schema,
-                segment_bytes=1,
-                memory=KeptBlocks(),
+                files, directory, number, journal=ledger.journal, schema=columns, segment_bytes=1, memory=KeptBlocks()
             )
             for number in range(ledger.partitions)
         ]

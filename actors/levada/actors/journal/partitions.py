@@ -63,7 +63,7 @@ class Partition:
     def __init__(
         self,
         files: Files,
-        folder: Path,
+        directory: Path,
         number: int,
         *,
         journal: bytes,
@@ -72,7 +72,7 @@ class Partition:
         memory: KeptBlocks,
     ) -> None:
         self._files = files
-        self.folder = folder
+        self.folder = directory / f"partition-{number:04d}"
         self.number = number
         self.schema = schema
         self.segments: tuple[Segment, ...] = ()

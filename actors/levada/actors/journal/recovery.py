@@ -92,7 +92,7 @@ def recover(
     partitions = [
         Partition(
             files,
-            directory / f"partition-{number:04d}",
+            directory,
             number,
             journal=ledger.journal,
             schema=columns,

@@ -255,7 +255,6 @@ class Peer:
         Raises:
             OperationFailed: also with RESPONSE_MISMATCH (18) or RESPONSE_CONSUME (19), if the Response does not decode; the peer is told.
         """
-        core = self._connection.core
         source = (
             quick_source(body, self.codec)
             if type(body) is bytes and length is None
@@ -269,19 +268,7 @@ class Peer:
             max_size=max_response,
         )
         calling = self._calling("request", msg_id)
-
-        def begin() -> int:
-            return core.send_request(
-                msg_id,
-                source.whole,
-                response=terms,
-                length=source.length,
-                priority=priority,
-                key=idempotency or b"",
-                trace=b"" if calling is None else calling.field,
-                now=trio.current_time(),
-            )
-
+        begin = partial(self._send_request, msg_id, source, terms, priority, idempotency, calling)
         if retry is None and calling is None:
             done = await self._perform(begin, source, priority, request=True)
         else:
@@ -336,7 +323,6 @@ class Peer:
         The peer may send ``GateConfig.stream_window`` bytes ahead. If that window is full and the caller takes nothing for
         ``TimesConfig.response_transfer_timeout`` seconds, the operation fails with TIMEOUT. Arguments are as for `request`.
         """
-        connection = self._connection
         source = await make_source(body, self.codec, length)
         terms = ResponseTerms(
             msg_id=response_id,
@@ -346,19 +332,7 @@ class Peer:
             max_size=max_response,
         )
         calling = self._calling("request", msg_id)
-
-        def begin() -> int:
-            return connection.core.send_request(
-                msg_id,
-                source.whole,
-                response=terms,
-                length=source.length,
-                priority=priority,
-                key=idempotency or b"",
-                trace=b"" if calling is None else calling.field,
-                now=trio.current_time(),
-            )
-
+        begin = partial(self._send_request, msg_id, source, terms, priority, idempotency, calling)
         with nullcontext() if calling is None else calling.span:
             operation = await self._begin(begin, priority, request=True)
             try:
@@ -380,15 +354,31 @@ class Peer:
     ) -> str | None:
         """Run a native Test; return ``None`` if the answer is right, otherwise the differences. Source: MA-100 to MA-110."""
         plan = plan or TestPlan(mode=0)
-        payload = plan.encode()
+        source = quick_source(plan.encode(), self.codec)
         terms = ResponseTerms(timeout_ms=_milliseconds(timeout), max_size=None)
+        begin = partial(self._send_request, 1, source, terms, priority, None, None)
+        return check_test(plan, await self._perform(begin, source, priority, request=True))
 
-        def begin() -> int:
-            return self._connection.core.send_request(
-                1, payload, response=terms, priority=priority, now=trio.current_time()
-            )
-
-        return check_test(plan, await self._perform(begin, quick_source(payload, self.codec), priority, request=True))
+    def _send_request(
+        self,
+        msg_id: int,
+        source: BodySource,
+        terms: ResponseTerms,
+        priority: int,
+        key: bytes | None,
+        calling: _Calling | None,
+    ) -> int:
+        """Begin a Request, for which there is a stream now; return its id."""
+        return self._connection.core.send_request(
+            msg_id,
+            source.whole,
+            response=terms,
+            length=source.length,
+            priority=priority,
+            key=key or b"",
+            trace=b"" if calling is None else calling.field,
+            now=trio.current_time(),
+        )
 
     def _calling(self, kind: str, msg_id: int) -> _Calling | None:
         """Begin the span of an operation of this side, in a traced system."""

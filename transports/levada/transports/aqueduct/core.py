@@ -711,18 +711,15 @@ class AqueductCore:
         live = len(self.halves) + len(self.unclaimed) + len(self.links.tombstones)
         return live + channels <= self.config.max_channels
 
-    def _check_channels(self) -> None:
-        if not self.has_room(1):
-            raise LimitExceeded(f"more than {self.config.max_channels} channels", rule="AQ-19")
-
     def _create_receiver(self, channel: int) -> ReceiverHalf:
-        """Create a receiver that the peer minted, and its control stream. Source: AQ-24."""
-        self._check_channels()
         half = ReceiverHalf(self, channel, minted_here=False)
         self._open_control(half, StreamPosition.SENDER)
         return half
 
     def _open_control(self, half: SenderHalf | ReceiverHalf, place: StreamPosition) -> None:
+        """Add a half that the peer minted, and open its control stream. Source: AQ-19, AQ-24."""
+        if not self.has_room(1):
+            raise LimitExceeded(f"more than {self.config.max_channels} channels", rule="AQ-19")
         self.halves[half.id] = half
         stream = self.streams.open(place)
         stream.half = half
@@ -750,7 +747,6 @@ class AqueductCore:
     def _attached_sender(self, channel: int) -> SenderHalf:
         if channel in self.halves or channel >> 3 in self._gone[channel & SPACES]:
             raise violation("E-22", f"channel {channel}")
-        self._check_channels()
         half = SenderHalf(self, channel, minted_here=False, reachable=True)
         self._open_control(half, StreamPosition.RECEIVER)
         return half

@@ -5,7 +5,7 @@ Both classes have the same methods, and a connection uses its carrier only throu
 
 from __future__ import annotations
 
-from typing import Final
+from typing import Final, Generic, TypeVar
 
 import trio
 
@@ -18,6 +18,8 @@ from .events import Event
 
 __all__ = ["Below", "OverBytes", "OverMessages"]
 
+S = TypeVar("S", ByteStream, MessageStream)
+
 _TURN: Final = 256 * 1024
 """Most bytes taken before other tasks get a turn. Source: D-17."""
 _WRONG: Final = {
@@ -27,25 +29,38 @@ _WRONG: Final = {
 """Broken rules of QMux that the WebSocket detects, by its close code. Source: QX-41."""
 
 
-class OverBytes:
-    """Carries records, each with its Size, on a byte stream."""
+class _Over(Generic[S]):
+    """What both have in common."""
 
-    def __init__(self, stream: ByteStream) -> None:
-        self._stream = stream
+    def __init__(self, stream: S) -> None:
+        self._stream: S = stream
         self._taken = 0
+        """Bytes since the last turn of other tasks."""
 
     @property
     def unsent(self) -> int:
         """Bytes that the stream has not handed on."""
         return self._stream.unsent
 
-    def send(self, pieces: list[bytes]) -> None:
-        """Queue the output of a core. Errors as `ByteStream.send_nowait`."""
-        self._stream.send_nowait(pieces[0] if len(pieces) == 1 else b"".join(pieces))
-
     async def flush(self) -> None:
         """Wait until the stream has handed everything on."""
         await self._stream.flush()
+
+    def abort(self) -> None:
+        """Close at once."""
+        self._stream.abort()
+
+    def statistics(self) -> CarrierStatistics:
+        """Return the counters of the stream."""
+        return self._stream.statistics()
+
+
+class OverBytes(_Over[ByteStream]):
+    """Carries records, each with its Size, on a byte stream."""
+
+    def send(self, pieces: list[bytes]) -> None:
+        """Queue the output of a core. Errors as `ByteStream.send_nowait`."""
+        self._stream.send_nowait(pieces[0] if len(pieces) == 1 else b"".join(pieces))
 
     async def receive(self, core: QmuxCore) -> list[Event]:
         """Wait for bytes, give them to the core, and return its events."""
@@ -70,35 +85,14 @@ class OverBytes:
             pass  # the peer has closed it already
         await stream.aclose()
 
-    def abort(self) -> None:
-        """Close at once."""
-        self._stream.abort()
 
-    def statistics(self) -> CarrierStatistics:
-        """Return the counters of the stream."""
-        return self._stream.statistics()
-
-
-class OverMessages:
+class OverMessages(_Over[MessageStream]):
     """Carries records without Size, one per message of a WebSocket. Source: QX-41."""
-
-    def __init__(self, stream: MessageStream) -> None:
-        self._stream = stream
-        self._taken = 0
-
-    @property
-    def unsent(self) -> int:
-        """Bytes that the stream has not handed on."""
-        return self._stream.unsent
 
     def send(self, pieces: list[bytes]) -> None:
         """Queue the output of a core. Errors as `MessageStream.send_nowait`."""
         for piece in pieces:
             self._stream.send_nowait(piece)
-
-    async def flush(self) -> None:
-        """Wait until the stream has handed everything on."""
-        await self._stream.flush()
 
     async def receive(self, core: QmuxCore) -> list[Event]:
         """Wait for a message, give all that have come to the core, and return its events."""
@@ -124,14 +118,6 @@ class OverMessages:
     async def close(self, *, wait: bool) -> None:
         """Send the queue and a close frame, and wait for the peer's. Source: QX-41."""
         await self._stream.aclose()
-
-    def abort(self) -> None:
-        """Close at once."""
-        self._stream.abort()
-
-    def statistics(self) -> CarrierStatistics:
-        """Return the counters of the stream."""
-        return self._stream.statistics()
 
 
 Below = OverBytes | OverMessages
