@@ -517,14 +517,29 @@ def test_ctrl_c_is_no_failure_of_a_world() -> None:
 
 
 def test_the_story_of_a_world_does_not_end_with_what_its_end_has_ended() -> None:
+    async def child(_: object) -> int:
+        await trio.sleep_forever()
+
+    async def parent() -> None:
+        launch = PLATFORM.get().launch
+        assert launch is not None
+        launched = launch("child", child)
+        try:
+            await trio.sleep_forever()
+        finally:
+            launched.kill()
+
     async def scenario(world: World) -> None:
-        await idle(world)
+        await world.start("parent", parent)
         await trio.sleep(1.0)
         raise AssertionError("the cause")
 
     with pytest.raises(SimulationFailure) as failure:
         run(scenario)
-    assert failure.value.events == ((0.0, "a: started on machine as process 101"),)
+    assert [text for _, text in failure.value.events] == [
+        "parent: started on machine as process 101",
+        "child: started on machine as process 102",
+    ]
 
 
 # Datagrams.
@@ -954,6 +969,40 @@ def test_an_operation_without_an_answer_may_have_happened_late_or_never() -> Non
     check_linear([unknown, Operation("a", 1, 1, 2, 1), Operation("a", 1, 3, 4, 2)], add, 0)
     with pytest.raises(NotLinear):
         check_linear([unknown, Operation("a", 1, 1, 2, 11), Operation("a", 1, 3, 4, 2)], add, 0)
+
+
+def test_a_command_that_is_repeated_after_a_restart_is_one_operation() -> None:
+    """Its answer is older than what others were answered meanwhile; as two operations that would be a false alarm."""
+
+    async def scenario(world: World) -> None:
+        sold, answers = 0, dict[str, int]()
+        tickets: dict[str, Operation] = {}
+
+        def sell(order: str) -> int:
+            nonlocal sold
+            if order not in answers:
+                sold += 1
+                answers[order] = sold
+            return answers[order]
+
+        async def client() -> None:
+            operation = tickets.get("mine") or tickets.setdefault("mine", world.history.ask("show", 1))
+            answer = sell("mine")
+            await trio.sleep(5.0)  # the answer is under way
+            world.history.answer(operation, answer)
+
+        async def sell_another(_: int) -> int:
+            return sell("another")
+
+        process = await world.start("client", client, restart=1.0)
+        await trio.sleep(1.0)
+        process.kill()
+        await world.history.call("show", 1, sell_another)
+        await trio.sleep(10.0)
+        assert [(each.answer, each.answered) for each in world.history.operations] == [(1, 7.0), (2, 1.0)]
+        check_linear(world.history, lambda total, count: (total + count, total + count), 0)
+
+    run(scenario)
 
 
 def test_long_histories_of_few_clients_are_checked_fast() -> None:

@@ -264,7 +264,6 @@ class Process(Endpoint):
             if rest is not None and BaseExceptionGroup("", [rest]).subgroup(KeyboardInterrupt) is not None:
                 raise  # Ctrl-C is not the program's
             if cancelled is not None:  # the world ends
-                self.end(code)
                 raise cancelled from None
             if not self.dead:
                 self.error = error = raised

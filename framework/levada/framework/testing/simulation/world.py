@@ -222,8 +222,9 @@ class World:
         self.network.heal(receiver, sender)
 
     def note(self, text: str) -> None:
-        """Add a line to the events, which the text of a failure shows."""
-        self.events.append((trio.current_time(), text))
+        """Add a line to the events, which the text of a failure shows. Does nothing once the world ends: what its end ends is no fate."""
+        if not self._nursery.cancel_scope.cancel_called:
+            self.events.append((trio.current_time(), text))
 
     # What processes call.
 
