@@ -29,6 +29,7 @@ from levada.framework import (
     Sender,
     Shutdown,
     TerminalState,
+    blocking,
     channel,
     handles,
     message,
@@ -625,6 +626,30 @@ async def test_nor_does_one_whose_failure_is_in_a_kept_log_record(
     assert len(caplog.records) == 2
     assert all(record.exc_info is not None for record in caplog.records)
     assert [each() for each in watched] == [None] * 3
+
+
+async def test_nor_does_one_that_failed_in_a_thread(
+    system: ActorSystem, no_collector: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The frames of the thread below the handler's had its message."""
+
+    class Blocks(Actor[AskToFail]):
+        @handles
+        @blocking
+        def fail(self, m: AskToFail) -> None:
+            raise ValueError("on purpose")
+
+    blob = Blob()
+    watched = weakref.ref(blob)
+    ref = system.spawn(Blocks)
+    ref.tell(AskToFail(blob))
+    del blob
+    await ref.terminated()
+    await wait_all_tasks_blocked()
+    (record,) = caplog.records
+    assert record.exc_info is not None
+    assert "raise ValueError" in (record.exc_text or "")
+    assert watched() is None
 
 
 async def test_a_dropped_channel_is_freed_with_all_that_is_in_it(system: ActorSystem, no_collector: None) -> None:

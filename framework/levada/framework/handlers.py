@@ -22,6 +22,7 @@ from typing import (
     overload,
 )
 
+import outcome
 from trio.lowlevel import disable_ki_protection
 
 from ._runtime.awaitables import is_generator_function
@@ -272,10 +273,20 @@ def blocking(function: Callable[[Any, M], R]) -> Callable[[Any, M], Awaitable[R]
     @functools.wraps(function)
     async def in_thread(self: Any, message: M) -> R:
         system = self.system
-        result: R = await system.platform.run_in_thread(function, self, message, limiter=system.blocking_limiter)
-        return result
+        done: outcome.Outcome[R] = await system.platform.run_in_thread(
+            _captured, function, [(self, message)], limiter=system.blocking_limiter
+        )
+        return done.unwrap()
 
     return in_thread
+
+
+def _captured(function: Callable[..., R], given: list[tuple[Any, ...]]) -> outcome.Outcome[R]:
+    """Call with the arguments in `given`. The frames of an error have those of the thread as callers, which must keep no message."""
+    try:
+        return outcome.Value(function(*given.pop()))
+    except BaseException as error:  # noqa: BLE001 - it is raised in the actor's task
+        return outcome.Error(error)
 
 
 class Behaviour:
