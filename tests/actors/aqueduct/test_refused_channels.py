@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ from trio.testing import MockClock
 from levada.actors.aqueduct import connect, serve
 from levada.framework import Actor, ActorSystem, Asks, Sender, bounded, channel, conflate, handles, message, restart
 from levada.framework.embedding import Forwarder
-from levada.framework.errors import ActorError, ChannelCancelled
+from levada.framework.errors import ActorError, ActorStopped, ChannelCancelled
 
 
 @message("tests.aqueduct.refused.Follow")
@@ -87,6 +88,8 @@ KINDS: dict[str, Callable[[ActorSystem, Any], Any]] = {
     "failing": lambda system, house: system.spawn(Failing, supervise=restart()),
     "fronting": lambda system, house: system.spawn(Fronting, house),
     "mute": lambda system, house: system.spawn(Mute),
+    "stop": lambda system, house: system.spawn(Owner, mailbox=bounded(1, overflow="stop"), supervise=restart()),
+    "stop_for_good": lambda system, house: system.spawn(Owner, mailbox=bounded(1, overflow="stop")),
     "drop_new": lambda system, house: system.spawn(Owner, mailbox=bounded(1, overflow="drop_new")),
     "drop_old": lambda system, house: system.spawn(Owner, mailbox=bounded(1, overflow="drop_old")),
     "conflate": lambda system, house: system.spawn(Owner, mailbox=bounded(1, overflow=conflate(lambda m: 1))),
@@ -130,7 +133,9 @@ async def test_a_follower_learns_that_no_one_has_its_channel(
         for _ in range(3):
             sender, prices = channel(int)
             followed.append(prices)
-            await ref.send(Follow(sender))
+            with suppress(ActorStopped):
+                await ref.send(Follow(sender))
+            del sender
         sender, prices = channel(int)
         followed.append(prices)
         try:

@@ -238,7 +238,7 @@ class BoundedCell(Cell):
             raise self._full(message)
         self._drop(message)
         if overflow == "stop":
-            self.system.lifecycle.overflowed(self, self._full(message))
+            self.system.lifecycle.overflowed(self, self._full(None))  # without the message: the actor's reason is kept
 
     def _drop(self, message: Any) -> None:
         if isinstance(message, Ask):
