@@ -47,6 +47,7 @@ _HEAD: Final = struct.Struct(">5i")
 _SIZE: Final = struct.Struct(">i")
 _NULL: Final = b"\xff\xff\xff\xff"
 _DAY: Final = 86_400_000_000
+_BINARY: Final = pa.binary()
 
 
 @attrs.frozen
@@ -74,16 +75,17 @@ def _head(oid: int, count: int, *, nulls: bool) -> bytes:
 
 def _fixed(kind: pa.DataType, column: str, oid: int, size: int, code: str, raw: pa.DataType, shift: int = 0) -> Kind:
     """Return how a type of a fixed size is kept; `raw` is the whole number that Arrow keeps, and `shift` is added to it on the way back."""
-    one = struct.Struct(">i" + code)
+    one = struct.Struct(">i" + code).pack
+    is_bits, is_raw = pa.types.is_boolean(kind), raw == kind
 
     def encode(values: pa.Array) -> bytes:
         count, nulls = len(values), values.null_count
         head = _head(oid, count, nulls=bool(nulls))
         if nulls == count:
             return head + _NULL * count
-        plain = values.cast(pa.int8()) if pa.types.is_boolean(kind) else values.view(raw)
+        plain = values if is_raw else values.cast(raw) if is_bits else values.view(raw)
         if nulls or count < 8:
-            return head + b"".join([_NULL if v is None else one.pack(size, v - shift) for v in plain.to_pylist()])
+            return head + b"".join([_NULL if v is None else one(size, v - shift) for v in plain.to_pylist()])
         if shift:
             plain = pc.subtract_checked(plain, pa.scalar(shift, raw))
         width, first = 4 + size, size * plain.offset
@@ -100,7 +102,7 @@ def _fixed(kind: pa.DataType, column: str, oid: int, size: int, code: str, raw: 
             little = bytearray(size * count)
             for place in range(size):
                 little[size - 1 - place :: size] = data[_HEAD.size + 4 + place :: width]
-            if pa.types.is_boolean(kind):
+            if is_bits:
                 return pa.Array.from_buffers(pa.int8(), count, [None, pa.py_buffer(little)]).cast(kind)
             plain = pa.Array.from_buffers(raw, count, [None, pa.py_buffer(little)])
         elif len(data) == _HEAD.size + 4 * count:
@@ -108,7 +110,7 @@ def _fixed(kind: pa.DataType, column: str, oid: int, size: int, code: str, raw: 
         else:
             unpack = struct.Struct(">" + code).unpack
             plain = pa.array([None if v is None else unpack(v)[0] for v in _items(data, count)], raw)
-            if pa.types.is_boolean(kind):
+            if is_bits:
                 return plain.cast(kind)
         if shift:
             plain = pc.add_checked(plain, pa.scalar(shift, raw))
@@ -177,7 +179,7 @@ def _text(kind: pa.DataType) -> Kind:
         count, nulls = len(values), values.null_count
         if nulls == count:
             return _head(25, count, nulls=True) + _NULL * count
-        found = values.view(pa.binary()).to_pylist()
+        found = values.view(_BINARY).to_pylist()
         buffer = values.buffers()[2]
         if buffer is not None and (b"\0" in (whole := buffer.to_pybytes()) or ESCAPE in whole):
             found = [None if v is None else escaped(v) for v in found]
@@ -190,7 +192,7 @@ def _text(kind: pa.DataType) -> Kind:
         found = _items(data, count)
         if ESCAPE in data:
             found = [None if v is None else unescaped(v) for v in found]
-        return pa.array(found, pa.binary()).cast(kind)
+        return pa.array(found, _BINARY).cast(kind)
 
     return Kind(kind, 'text COLLATE "C"', "text", 25, encode, decode, counts=True)
 
@@ -220,11 +222,11 @@ def _interval(kind: pa.DataType) -> Kind:
 
 def _decimal(kind: pa.DataType) -> Kind:
     def encode(values: pa.Array) -> bytes:
-        found = values.cast(pa.string()).view(pa.binary()).to_pylist()
+        found = values.cast(pa.string()).view(_BINARY).to_pylist()
         return _array(25, found, nulls=bool(values.null_count))
 
     def decode(data: bytes, count: int) -> pa.Array:
-        return pa.array(_items(data, count), pa.binary()).cast(pa.string()).cast(kind)
+        return pa.array(_items(data, count), _BINARY).cast(pa.string()).cast(kind)
 
     return Kind(kind, f"numeric({kind.precision},{kind.scale})", "text", 25, encode, decode)
 
