@@ -1,7 +1,8 @@
 """The processes of ``levada bench rsocket``: a server and a client of each contender, and a raw echo.
 
-``python -m benchmarks._rsocket_peers CONTENDER server`` prints its port and serves until it is killed; ``… CONTENDER client PORT KEY COUNT``
-does one workload and prints how many operations a second it made. In each protocol the metadata is the route.
+``python -m benchmarks._rsocket_peers CONTENDER server`` prints its port and serves until it is killed; ``… CONTENDER client PORT KEY COUNT
+SERVER`` does one workload and prints how many operations it made in a second of CPU time of both processes, where ``SERVER`` is the id of
+the other one. In each protocol the metadata is the route.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Generator
 from typing import Any
 
 import trio
+from benchmarks._measure import cpu_of
 
 from levada.actors.rsocket import ClientConfig, CoreConfig, Payload, Request, connect, serve
 from levada.framework import ActorSystem
@@ -22,15 +24,20 @@ DATA = bytes(64)
 ITEM = bytes(256)
 WINDOW = 64
 
-clock = time.perf_counter
+Clock = Callable[[], float]
+"""Seconds of CPU time of both processes; outside Linux, of the wall clock."""
 Send = Callable[[bytes], Awaitable[object]]
 
 
-async def one_at_a_time(send: Send, count: int) -> float:
-    began = clock()
+def clock_of(server: int) -> Clock:
+    if sys.platform != "linux":
+        return time.perf_counter
+    return lambda: time.process_time() + cpu_of(server)
+
+
+async def one_at_a_time(send: Send, count: int) -> None:
     for _ in range(count):
         await send(DATA)
-    return count / (clock() - began)
 
 
 # ---------------------------------------------------------------- levada
@@ -63,17 +70,17 @@ async def levada_server() -> None:
         await trio.sleep_forever()
 
 
-async def levada_client(port: int, key: str, count: int) -> float:
+async def levada_client(port: int, key: str, count: int, clock: Clock) -> float:
     config = ClientConfig(core=CoreConfig(metadata_mime_type="text/plain"))
     async with ActorSystem() as system, connect(system, f"rsocket+tcp://127.0.0.1:{port}", config=config) as peer:
 
         async def echo(data: bytes) -> object:
             return await peer.request_response(data, route="echo")
 
-        if key == "rr1":
-            return await one_at_a_time(echo, count)
         began = clock()
-        if key == "rr64":
+        if key == "rr1":
+            await one_at_a_time(echo, count)
+        elif key == "rr64":
             async with trio.open_nursery() as nursery:
                 for _ in range(64):
                     nursery.start_soon(one_at_a_time, echo, count // 64)
@@ -104,14 +111,16 @@ async def echo_server() -> None:
     await trio.serve_listeners(echo, listeners)
 
 
-async def echo_client(port: int, key: str, count: int) -> float:
+async def echo_client(port: int, key: str, count: int, clock: Clock) -> float:
     stream = await trio.open_tcp_stream("127.0.0.1", port)
 
     async def send(data: bytes) -> None:
         await stream.send_all(data)
         await stream.receive_some(65_536)
 
-    return await one_at_a_time(send, count)
+    began = clock()
+    await one_at_a_time(send, count)
+    return count / (clock() - began)
 
 
 # ---------------------------------------------------------------- PyPI rsocket
@@ -154,7 +163,7 @@ async def pypi_server() -> None:
     await server.serve_forever()
 
 
-async def pypi_client(port: int, key: str, count: int) -> float:
+async def pypi_client(port: int, key: str, count: int, clock: Clock) -> float:
     from reactivestreams.subscriber import DefaultSubscriber
     from rsocket.helpers import single_transport_provider
     from rsocket.payload import Payload as Their
@@ -189,10 +198,10 @@ async def pypi_client(port: int, key: str, count: int) -> float:
         async def echo(data: bytes) -> object:
             return await client.request_response(Their(data, b"echo"))
 
-        if key == "rr1":
-            return await one_at_a_time(echo, count)
         began = clock()
-        if key == "rr64":
+        if key == "rr1":
+            await one_at_a_time(echo, count)
+        elif key == "rr64":
             await asyncio.gather(*(one_at_a_time(echo, count // 64) for _ in range(64)))
         elif key == "items":
             items = Items()
@@ -229,8 +238,8 @@ def main(contender: str, role: str, *arguments: str) -> None:
     if role == "server":
         trio.run(function) if run is None else run(function())
         return
-    port, key, count = int(arguments[0]), arguments[1], int(arguments[2])
-    print(trio.run(function, port, key, count) if run is None else run(function(port, key, count)))
+    port, key, count, clock = int(arguments[0]), arguments[1], int(arguments[2]), clock_of(int(arguments[3]))
+    print(trio.run(function, port, key, count, clock) if run is None else run(function(port, key, count, clock)))
 
 
 if __name__ == "__main__":

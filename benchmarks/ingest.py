@@ -40,6 +40,7 @@ from levada.framework import ActorSystem, Ref, bounded
 from levada.transports.carriers import TlsConfig
 
 from ._ingest_peers import take
+from ._measure import cpu_of
 from .lumberjack import Report, Row
 
 __all__ = ["run"]
@@ -101,12 +102,6 @@ async def whole(folder: Path, log: Path) -> Spent:
         start = time.process_time()
         await ship(system, urls, pems.ca, [log], pace)
         return time.process_time() - start, pace.shipped
-
-
-def cpu_of(process: int) -> float:
-    """Seconds of CPU time of another process."""
-    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 async def on_nodes(folder: Path, log: Path) -> tuple[Spent, Counter[str]]:

@@ -28,7 +28,7 @@ import trio
 from levada.actors.authentication import FAILED, Authenticator, Credentials, Gatekeeper, Refused
 from levada.actors.metrics.connections import connection_samples
 from levada.framework import FlowWindow, Identity, Lost, Normal, Reason, Ref, RemotePeer, Sample, handles
-from levada.framework.embedding import ActorPhase, ConnectionActor, local_ref, release
+from levada.framework.embedding import ActorPhase, ConnectionActor, LocalRef, local_ref, release
 from levada.framework.errors import (
     ActorStopped,
     CarrierError,
@@ -180,6 +180,8 @@ class Driver(ConnectionActor, Generic[C]):
         """The place of a server's connection at its listener."""
         self.turn_away: Callable[[], None] = lambda: None
         """Turns away the carrier that a server's listener accepted."""
+        self.own: LocalRef
+        """Its own ref, once it has started: `Actor.ref` and `local_ref` are calls."""
         self.unusable = trio.Event()
         """Set when no new work may begin: at the end, or when either side drains."""
         self.over = trio.Event()
@@ -366,7 +368,7 @@ class Driver(ConnectionActor, Generic[C]):
             self._credentials is None
             or acceptor is None
             or self.info is None
-            or local_ref(self).phase is not ActorPhase.RUNNING
+            or self.own.phase is not ActorPhase.RUNNING
             or self.phase not in _GREETING
         ):
             return
@@ -475,6 +477,7 @@ class Driver(ConnectionActor, Generic[C]):
 
     def started(self) -> None:
         """Begin to connect, in a task of this actor."""
+        self.own = local_ref(self)
         self.start_soon(self._main)
 
     async def _main(self) -> None:

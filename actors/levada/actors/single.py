@@ -18,7 +18,6 @@ import trio
 
 from levada.actors.listening import Accepted, begin
 from levada.framework import handles
-from levada.framework.embedding import local_ref
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionLost
 from levada.transports.carriers import (
     ByteStream,
@@ -283,7 +282,6 @@ class SingleDriver(Driver[C]):
                 f"{self.protocol} needs a carrier of {needs}; {carrier.info.scheme}:// carries {got}"
             )
         self._receive = receive
-        self._self = local_ref(self)
         self._now = trio.lowlevel.current_clock().current_time
         self._before, self._used = self.all_statistics(), carrier
         self.carrier = carrier
@@ -411,7 +409,7 @@ class SingleDriver(Driver[C]):
         """Flush at the end of the batch of turns that is running, together with others."""
         if not self._flush_due and self.end is None:
             self._flush_due = True
-            self._self.tell(FLUSH)
+            self.own.tell(FLUSH)
 
     @handles
     def on_flush_soon(self, m: FlushSoon) -> None:

@@ -14,6 +14,6 @@ from levada.actors import cli
 def test_the_first_row_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["bench", "rsocket", "--quick", "--json"]) == 0
     (row,) = json.loads(capsys.readouterr().out)["rows"]
-    assert (row["key"], row["budgets"]) == ("rr1", {"echo": 0.75, "rsocket": 2.2})
+    assert (row["key"], row["budgets"]) == ("rr1", {"echo": 0.66, "rsocket": 2.0})
     assert all(figure > 0 for figures in row["figures"].values() for figure in figures)
     assert {"levada", "echo"} <= set(row["figures"])

@@ -131,7 +131,8 @@ class OwnOperation(Pooled):
             await self.upload(source)
         while self.outcome is None:
             await self.news()
-        return self.result()
+        outcome = self.outcome
+        return outcome if type(outcome) is Completed else self.result()
 
     async def upload(self, source: BodySource) -> None:
         """Send a body in pieces when the peer asks for it, as fast as the peer takes it, and stop when the peer says so."""
