@@ -387,6 +387,7 @@ async def idle(world: World) -> None:
         ({"seeds": []}, "no seeds, so nothing was tried"),
         ({"machines": ()}, r"a list of at least one name, each once, not \(\)"),
         ({"machines": "ab"}, "a list of at least one name, each once, not 'ab'"),
+        ({"machines": ["a", "A"]}, r"a list of at least one name, each once, not \['a', 'A'\]"),
         ({"machines": ["a", "b", "a"]}, r"a list of at least one name, each once, not \['a', 'b', 'a'\]"),
     ],
 )

@@ -79,7 +79,8 @@ def test_two_processes_talk_at_a_url_of_each_carrier(url: str) -> None:
     assert heard == [b"hello", b"and you"]
 
 
-def test_machines_have_host_names_and_ports_of_their_own() -> None:
+@pytest.mark.parametrize("shop", ["shop", "Shop"])
+def test_machines_have_host_names_and_ports_of_their_own(shop: str) -> None:
     refused = []
 
     async def scenario(world: World) -> None:
@@ -96,10 +97,10 @@ def test_machines_have_host_names_and_ports_of_their_own() -> None:
             async with dial("tcp://shop:80") as stream:
                 await stream.send_all(b"GET")
 
-        await world.start("server", server, machine="shop")
+        await world.start("server", server, machine=shop)
         assert await (await world.start("client", client, machine="home")).wait() == 0
 
-    simulate(scenario, seeds=[1], machines=["shop", "home"])
+    simulate(scenario, seeds=[1], machines=[shop, "home"])
     assert refused == [
         "cannot connect to localhost:80: [Errno 111] Connection refused",
         "cannot connect to shop:81: [Errno 111] Connection refused",

@@ -107,17 +107,13 @@ class Addresses:
         """
         if kind == "unix":
             return Address(process.host, kind, host, 0)
-        if host not in HERE and host not in process.hosts:
-            raise _no_machine(host)
-        return Address(process.host if host in HERE else host, kind, "", port)
+        return Address(process.host if host in HERE else _machine(process, host), kind, "", port)
 
     def resolve(self, process: Endpoint, host: str) -> str:
         """Return the name by which datagrams find a host, see `Network.resolve`."""
         if host in HERE:
             return "127.0.0.1" if host == "localhost" else host
-        if host not in process.hosts:
-            raise _no_machine(host)
-        return host
+        return _machine(process, host)
 
     def share(self, owner: Endpoint) -> SharedAddresses:
         """Share addresses among processes, for as long as their owner lives."""
@@ -141,7 +137,7 @@ class Addresses:
         if kind == "unix":
             address = Address(machine, kind, host, 0)
         else:
-            if host not in HERE | _ANY | {machine}:
+            if host.lower() not in HERE | _ANY | {machine.lower()}:
                 raise OSError(errno.EADDRNOTAVAIL, os.strerror(errno.EADDRNOTAVAIL))
             address = Address(machine, kind, "", port or self._port(process, kind, host))
         held = self.is_held(address) and (shares is None or address not in shares.held)
@@ -189,5 +185,9 @@ class Addresses:
             self._listeners.pop(address, None)
 
 
-def _no_machine(host: str) -> OSError:
-    return OSError(errno.EHOSTUNREACH, f"no machine has the name {host!r}")
+def _machine(process: Endpoint, host: str) -> str:
+    """Return the name of a machine. As in the DNS, the case of letters says nothing, and URLs have small ones."""
+    for name in process.hosts:
+        if name.lower() == host.lower():
+            return name
+    raise OSError(errno.EHOSTUNREACH, f"no machine has the name {host!r}")
