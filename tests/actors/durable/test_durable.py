@@ -410,10 +410,29 @@ async def test_misuse_of_an_entity_is_refused(tmp_path: Path) -> None:
             pass
 
 
-async def test_a_folder_that_is_open_elsewhere_is_refused(tmp_path: Path) -> None:
+async def test_a_folder_that_is_open_elsewhere_is_refused(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    started = trio.current_time()
     with Store.open(tmp_path, ShardLog([Deposited, Withdrawn]).schema, log_config(2)), pytest.raises(JournalLocked):
         async with accounts_in(tmp_path):
             pass
+    assert 5.0 <= trio.current_time() - started < 6.0
+
+
+async def test_a_folder_that_another_process_leaves_meanwhile_is_waited_for(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    async def leave(store: Store) -> None:
+        await trio.sleep(3.0)
+        store.close()
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(leave, Store.open(tmp_path, ShardLog([Deposited, Withdrawn]).schema, log_config(2)))
+        started = trio.current_time()
+        async with accounts_in(tmp_path) as accounts:
+            assert 3.0 <= trio.current_time() - started < 5.0
+            assert await accounts["anna"].ask(Deposit(5)) == 5
 
 
 async def test_an_erased_entity_is_gone_from_the_files(tmp_path: Path) -> None:

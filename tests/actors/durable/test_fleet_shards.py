@@ -20,7 +20,7 @@ pytest.importorskip("pyarrow")
 from tests.actors.nodes.apps import Counter, Leave
 from tests.actors.nodes.conftest import Task, nodes_here
 
-from levada.actors.durable import ShardLost, log_columns, log_config, shard, shards, shards_of
+from levada.actors.durable import ShardLost, log_columns, log_config, opening, shard, shards, shards_of
 from levada.actors.durable.access import Access
 from levada.actors.journal import Journal, JournalFull, JournalLocked
 from levada.actors.nodes import NodeLost, Nodes, NodeSettings, NodeUp
@@ -184,7 +184,10 @@ async def test_a_search_for_shards_does_not_hold_up_the_line_that_opens_them() -
         assert await found["x"].ask(Add(1)) == 1
 
 
-async def test_what_cannot_be_opened_is_an_error_of_the_caller_and_the_name_is_free(tmp_path: Path) -> None:
+async def test_what_cannot_be_opened_is_an_error_of_the_caller_and_the_name_is_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(opening, "UNLOCKED_WITHIN", 0.0)
     async with fleet(2, PLAIN) as (nodes, _):
         (tmp_path / "file").write_text("no folder")
         for system in SYSTEMS.values():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 import pyarrow as pa
+import trio
 
 from levada.actors.journal import (
     GetExtent,
@@ -18,6 +19,7 @@ from levada.actors.journal import (
     Journal,
     JournalConfig,
     JournalError,
+    JournalLocked,
     LogStore,
     ReadEntity,
     SchemaMismatch,
@@ -43,6 +45,12 @@ __all__ = [
 
 AGAIN: Final = restart("transient", max=1 << 30, within=60.0, initial_backoff=0.05, max_backoff=5.0)
 """The policy of what uses a disk: a disk may fail for long."""
+
+
+UNLOCKED_WITHIN: Final = 5.0
+"""Seconds to wait for a folder that another process has open: one that ends, or a command that trims, copies or shows the log."""
+LOCKED_PAUSE: Final = 0.1
+"""Seconds between two looks at such a folder."""
 
 
 @attrs.frozen
@@ -164,12 +172,23 @@ async def columns_in(system: ActorSystem, place: Place, wanted: pa.Schema, shard
         ConfigurationError, JournalError, OSError: the log cannot be opened with these.
     """
     if isinstance(place, Folder):
-        columns: pa.Schema = await system.platform.run_in_thread(_prepare, place.path, wanted, shards)
-        return columns
+        return await _unlocked(partial(system.platform.run_in_thread, _prepare, place.path, wanted, shards))
     if isinstance(place, Ref):
         return await _columns_of(place, wanted, shards)
     async with place.open(system, shards) as journal:
         return await _columns_of(journal, wanted, shards)
+
+
+async def _unlocked(prepare: Callable[[], Awaitable[pa.Schema]]) -> pa.Schema:
+    """Look at a folder, again while another process has it open; `JournalLocked` if it still has it after some seconds."""
+    until = trio.current_time() + UNLOCKED_WITHIN
+    while True:
+        try:
+            return await prepare()
+        except JournalLocked:
+            if trio.current_time() >= until:
+                raise
+        await trio.sleep(LOCKED_PAUSE)
 
 
 async def open_journal(root: Actor[Any], place: Place, schema: pa.Schema, shards: int) -> Ref[Any]:
