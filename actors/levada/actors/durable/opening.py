@@ -172,7 +172,8 @@ async def columns_in(system: ActorSystem, place: Place, wanted: pa.Schema, shard
         ConfigurationError, JournalError, OSError: the log cannot be opened with these.
     """
     if isinstance(place, Folder):
-        return await _unlocked(partial(system.platform.run_in_thread, _prepare, place.path, wanted, shards))
+        path = place.path
+        return await _unlocked(lambda: system.platform.run_in_thread(_prepare, path, wanted, shards))
     if isinstance(place, Ref):
         return await _columns_of(place, wanted, shards)
     async with place.open(system, shards) as journal:
