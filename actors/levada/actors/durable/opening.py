@@ -48,7 +48,7 @@ AGAIN: Final = restart("transient", max=1 << 30, within=60.0, initial_backoff=0.
 
 
 UNLOCKED_WITHIN: Final = 5.0
-"""Seconds to wait for a folder that another process has open: one that ends, or a command that trims, copies or shows the log."""
+"""Seconds to wait for a folder that another process has open: it may be about to end, or trim, copy or show the log."""
 LOCKED_PAUSE: Final = 0.1
 """Seconds between two looks at such a folder."""
 
