@@ -330,7 +330,8 @@ def simulate(
 
     Args:
         scenario: an async function of a world: it starts processes, uses them, and fails by raising. When it returns, all processes are killed.
-        seeds: each is one world; the same seed is the same world as long as the code stays the same. At least one.
+        seeds: each is one world; the same seed is the same world as long as the code stays the same, and the message classes that are imported:
+            nodes tell them to the driver, which takes longer for many hundreds. At least one.
         machines: the names of the machines; they are the names of their hosts too.
         faults: what goes wrong by chance; None: only what the scenario does.
         limit: seconds of virtual time after which a world counts as hung. A loop in which no virtual time passes is not seen.
