@@ -22,9 +22,26 @@ from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Dep
 from levada.actors.durable import CommandReused, Durable, EntityErased, Shards, applies, shards
 from levada.actors.durable.rows import ShardLog, log_config
 from levada.actors.journal import Journal, JournalLocked, Store
-from levada.framework import ActorSystem, Asks, Ref, handles, message
+from levada.framework import ActorSystem, Asks, Ref, Sender, channel, handles, message
 from levada.framework.errors import ActorStopped, ConfigurationError
 from levada.framework.platform import REAL
+
+
+@message("test.durable.follow")
+class Follow(Asks[int]):
+    to: Sender[int]
+
+
+class Ledger(Account):
+    @handles
+    def follow(self, m: Follow) -> int:
+        self.start_soon(self._count, m.to)
+        return self.balance
+
+    async def _count(self, to: Sender[int]) -> None:
+        async with to:
+            for number in (1, 2, 3):
+                await to.send(number)
 
 
 @asynccontextmanager
@@ -116,6 +133,16 @@ async def test_a_command_with_an_id_is_done_once_and_answered_alike(tmp_path: Pa
         with pytest.raises(CommandReused, match="'order-2' of entity 'anna' was another message"):
             await anna.ask(Deposit(8), command="order-2")
         assert await anna.ask(Balance()) == 13
+
+
+async def test_a_command_with_an_id_has_no_channel_in_it(tmp_path: Path) -> None:
+    async with accounts_in(tmp_path, cls=Ledger) as accounts:
+        sender, receiver = channel(int)
+        with pytest.raises(TypeError, match=r"Follow\.to: Sender cannot travel here"):
+            await accounts["anna"].ask(Follow(sender), command="follow-1")
+        assert await accounts["anna"].ask(Follow(sender)) == 0
+        async with receiver:
+            assert [number async for number in receiver] == [1, 2, 3]
 
 
 async def test_the_newest_ids_are_remembered(tmp_path: Path) -> None:
