@@ -649,6 +649,20 @@ def test_a_cut_of_udp_lets_everything_else_pass() -> None:
     post(lambda world: scenario(world, Peers(world), set()))
 
 
+def test_a_cut_heals_itself_and_no_other() -> None:
+    async def scenario(world: World) -> None:
+        posts = Posts(world)
+        await posts.begin()
+        await trio.sleep(1.5)
+        world.cut("A", "B", one_way=True, seconds=2)
+        world.cut("A", "B", only_udp=True, seconds=4)
+        world.cut("A", "B", one_way=True, seconds=3)
+        await trio.sleep(10)
+        assert [number for number, _ in posts.heard] == [0, 1, 6, 7, 8, 9]
+
+    post(scenario)
+
+
 def test_a_datagram_to_a_dead_process_or_larger_than_the_network_takes_is_lost() -> None:
     async def scenario(world: World) -> None:
         async def main() -> None:

@@ -356,6 +356,9 @@ class Partition:
         self._published = attrs.evolve(self._published, segments=self.segments, size=size)
         if sealed:
             erased.close()
+        else:
+            # The new file was synced whole. Its blocks no longer say which rows are one append, so it must be known as a whole.
+            self.synced_end = erased.end
         self._memory.drop(segment)
         segment.close()
         self._files.unlink(segment.path)

@@ -128,8 +128,8 @@ class SimulatedNetwork:
         """Those that wait for an address to be within reach."""
         self.addresses = Addresses(self.changed)
         self._wires: dict[SimulatedWire, None] = {}
-        self._cuts: dict[tuple[str, str], bool] = {}
-        """The ways that are cut, and whether only for datagrams."""
+        self._cuts: dict[tuple[str, str], dict[object, bool]] = {}
+        """The cuts of each way, and whether each is only for datagrams."""
         self._digest = blake2b(digest_size=16)
         self.sent = 0
         """Calls that were posted so far."""
@@ -238,14 +238,26 @@ class SimulatedNetwork:
     def is_cut(self, sender: Endpoint, receiver: Endpoint, *, udp: bool = False) -> bool:
         """Return whether this way is cut; with `udp`, for datagrams."""
         cuts = self._cuts
-        return bool(cuts) and any(udp or not cuts[a, b] for a in sender.names for b in receiver.names if (a, b) in cuts)
+        return bool(cuts) and any(
+            udp or not only_udp
+            for a in sender.names
+            for b in receiver.names
+            for only_udp in cuts.get((a, b), {}).values()
+        )
 
-    def cut(self, sender: str, receiver: str, *, only_udp: bool = False) -> None:
-        """Block what one machine or process sends to another, or only its datagrams."""
-        self._cuts[sender, receiver] = only_udp and self._cuts.get((sender, receiver), True)
+    def cut(self, sender: str, receiver: str, *, only_udp: bool = False) -> Callable[[], None]:
+        """Block what one machine or process sends to another, or only its datagrams; return what ends this cut, and no other."""
+        cuts, this = self._cuts.setdefault((sender, receiver), {}), object()
+        cuts[this] = only_udp
+
+        def end() -> None:
+            cuts.pop(this, None)
+            self.look()
+
+        return end
 
     def heal(self, sender: str, receiver: str) -> None:
-        """End a cut."""
+        """End all cuts of a way."""
         self._cuts.pop((sender, receiver), None)
         self.look()
 

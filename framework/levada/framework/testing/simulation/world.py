@@ -191,7 +191,7 @@ class World:
             receiver: the same.
             one_way: whether what `receiver` sends still arrives.
             only_udp: whether only datagrams are lost, as behind a firewall that lets TCP pass but not QUIC.
-            seconds: after which it heals by itself.
+            seconds: after which this cut heals by itself, and no other between them.
 
         Raises:
             KeyError: there is no such machine and has been no such process.
@@ -200,26 +200,24 @@ class World:
         how = "->" if one_way else "<->"
         what = "cut UDP" if only_udp else "cut"
         self.note(f"{what} {sender} {how} {receiver}{'' if seconds is None else f' for {seconds:g} s'}")
-        self.network.cut(sender, receiver, only_udp=only_udp)
+        ends = [self.network.cut(sender, receiver, only_udp=only_udp)]
         if not one_way:
-            self.network.cut(receiver, sender, only_udp=only_udp)
+            ends.append(self.network.cut(receiver, sender, only_udp=only_udp))
         if seconds is not None:
-            self.network.later(seconds, lambda: self._heal(sender, receiver))
+            for end in ends:
+                self.network.later(seconds, end)
 
     def heal(self, sender: str, receiver: str) -> None:
-        """End a cut, both ways; everything sent meanwhile arrives. Raises `KeyError` as `cut` does."""
+        """End all cuts between them, both ways; everything sent meanwhile arrives. Raises `KeyError` as `cut` does."""
         self._know(sender, receiver)
         self.note(f"healed {sender} <-> {receiver}")
-        self._heal(sender, receiver)
+        self.network.heal(sender, receiver)
+        self.network.heal(receiver, sender)
 
     def _know(self, *names: str) -> None:
         for name in names:
             if name not in self.machines:
                 self[name]
-
-    def _heal(self, sender: str, receiver: str) -> None:
-        self.network.heal(sender, receiver)
-        self.network.heal(receiver, sender)
 
     def note(self, text: str) -> None:
         """Add a line to the events, which the text of a failure shows. Does nothing once the world ends: what its end ends is no fate."""
