@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Final, Generic, Protocol, TypeAlias, TypeVar
 import trio
 
 from levada.framework import FlowWindow
-from levada.framework.embedding import ActorPhase
+from levada.framework.embedding import ActorPhase, local_ref
 from levada.framework.errors import CarrierError, ConfigurationError, ConnectionClosed, StreamWasReset
 from levada.transports import carriers
 from levada.transports.core import Core, OpenStream, ResetStream, StopStream, StreamData, StreamsInput
@@ -165,7 +165,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
     @property
     def ending(self) -> bool:
         """Whether this actor is ending, and all its children with it: there may be no more of them."""
-        return self.own.phase is not ActorPhase.RUNNING
+        return local_ref(self).phase is not ActorPhase.RUNNING
 
     async def carry(self) -> None:
         """Run the one carrier."""

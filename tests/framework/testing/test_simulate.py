@@ -385,10 +385,10 @@ async def idle(world: World) -> None:
     ("more", "message"),
     [
         ({"seeds": []}, "no seeds, so nothing was tried"),
-        ({"machines": ()}, r"a list of at least one name, each once, not \(\)"),
-        ({"machines": "ab"}, "a list of at least one name, each once, not 'ab'"),
-        ({"machines": ["a", "A"]}, r"a list of at least one name, each once, not \['a', 'A'\]"),
-        ({"machines": ["a", "b", "a"]}, r"a list of at least one name, each once, not \['a', 'b', 'a'\]"),
+        ({"machines": ()}, r"machines is \(\), wanted a list of at least one name, each once"),
+        ({"machines": "ab"}, "machines is 'ab', wanted a list of at least one name, each once"),
+        ({"machines": ["a", "A"]}, r"machines is \['a', 'A'\], wanted a list of at least one name"),
+        ({"machines": ["a", "b", "a"]}, r"machines is \['a', 'b', 'a'\], wanted a list of at least one name"),
     ],
 )
 def test_nothing_is_simulated_without_seeds_and_machines(more: Any, message: str) -> None:

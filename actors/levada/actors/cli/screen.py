@@ -11,7 +11,7 @@ import attrs
 from rich.text import Text
 
 from levada.actors.console import SORTS, Row, Snapshot, Sort
-from levada.actors.console.view import Line, cells, duration, entries, in_order, tree
+from levada.actors.console.view import ShownRow, cells, duration, entries, in_order, tree
 from levada.framework.text import printable
 
 __all__ = ["Screen", "keys_in"]
@@ -66,7 +66,7 @@ class Screen:
     _previous: Snapshot | None = None
     _troubles: Sequence[str] = ()
     _first: int = 0  # the row at the top
-    _shown: list[Line] = attrs.field(factory=list)
+    _shown: list[ShownRow] = attrs.field(factory=list)
     _room: int = 1  # rows on the screen
 
     def take(self, snapshot: Snapshot, previous: Snapshot | None, troubles: Sequence[str] = ()) -> None:
@@ -169,7 +169,7 @@ class Screen:
             text.append(f" {key} ", "reverse").append(f"{what} ")
         return text
 
-    def _table(self, shown: Sequence[Line], width: int, at: int) -> list[Text]:
+    def _table(self, shown: Sequence[ShownRow], width: int, at: int) -> list[Text]:
         rows = [cells(line) for line in shown]
         widths = [max([len(name), *(len(row[place]) for row in rows)]) for name, place, _ in _COLUMNS]
         widths[0] = min(widths[0], max(20, width // 3))
@@ -239,7 +239,7 @@ class Screen:
             wanted = [entry for entry in found if self._wants(entry[0], text)]
             ordered = in_order(wanted, "path" if self.sort == "tree" else self.sort)
             self._shown = [
-                Line(printable(row.path), row, rate) for row, rate in (ordered[::-1] if self.reverse else ordered)
+                ShownRow(printable(row.path), row, rate) for row, rate in (ordered[::-1] if self.reverse else ordered)
             ]
         paths = self._paths
         if self.at not in paths and paths:

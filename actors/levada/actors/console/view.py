@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from levada.framework import ActorSystem
 
 __all__ = [
-    "HEADINGS", "SORTS", "Entry", "Line", "Sort", "cells", "duration", "entries", "headline", "in_order", "show", "table", "text", "tree",
+    "HEADINGS", "SORTS", "Entry", "ShownRow", "Sort", "cells", "duration", "entries", "headline", "in_order", "show", "table", "text", "tree",
 ]  # fmt: skip
 
 Sort = Literal["tree", "path", "queue", "age", "handled", "rate", "restarts"]
@@ -103,10 +103,10 @@ def table(
     """
     found = entries(snapshot, previous)
     if sort == "tree":
-        root = [Line(_name(row), row, rate) for row, rate in found if row.path == "/"]
+        root = [ShownRow(_name(row), row, rate) for row, rate in found if row.path == "/"]
         return [cells(line) for line in (*root, *tree(found, depth=depth))]
     rows = [(row, rate) for row, rate in found if depth is None or row.level <= depth]
-    return [cells(Line(_name(row), row, rate)) for row, rate in in_order(rows, sort)]
+    return [cells(ShownRow(_name(row), row, rate)) for row, rate in in_order(rows, sort)]
 
 
 def entries(snapshot: Snapshot, previous: Snapshot | None = None) -> list[Entry]:
@@ -122,7 +122,7 @@ def entries(snapshot: Snapshot, previous: Snapshot | None = None) -> list[Entry]
 
 
 @attrs.frozen
-class Line:
+class ShownRow:
     """A row as it is shown."""
 
     name: str
@@ -132,7 +132,7 @@ class Line:
 
 def tree(
     found: Sequence[Entry], *, internals: bool = True, folded: Collection[str] = (), depth: int | None = None
-) -> Iterator[Line]:
+) -> Iterator[ShownRow]:
     """Yield the lines of each process: the program's own actors, then levada's, each as a tree. The roots have none.
 
     Args:
@@ -151,14 +151,14 @@ def tree(
         name = ""
         if node is not None:
             name = node[0].path
-            yield Line(_name(node[0]), *node)
+            yield ShownRow(_name(node[0]), *node)
             if name in folded:
                 continue
         for own in (True, False) if internals else (True,):
             yield from _branch([entry for entry in those if entry[0].own is own], name, folded, depth)
 
 
-def _branch(found: Sequence[Entry], node: str, folded: Collection[str], depth: int | None) -> Iterator[Line]:
+def _branch(found: Sequence[Entry], node: str, folded: Collection[str], depth: int | None) -> Iterator[ShownRow]:
     levels = {node: 0} if node else {}
     hidden = ""
     for row, rate in found:
@@ -171,7 +171,7 @@ def _branch(found: Sequence[Entry], node: str, folded: Collection[str], depth: i
         hidden = f"{row.path}/" if row.path in folded else ""
         if depth is None or row.level <= depth:
             inside = sum(1 for other, _ in found if other.path.startswith(f"{row.path}/")) if hidden else row.hidden
-            yield Line("  " * level + printable(name) + (f" (+{inside:,})" if inside else ""), row, rate)
+            yield ShownRow("  " * level + printable(name) + (f" (+{inside:,})" if inside else ""), row, rate)
 
 
 def in_order(rows: list[Entry], sort: Sort) -> list[Entry]:
@@ -181,7 +181,7 @@ def in_order(rows: list[Entry], sort: Sort) -> list[Entry]:
     return rows if sort == "tree" else sorted(rows, key=_ORDERS[sort], reverse=True)
 
 
-def cells(line: Line) -> tuple[str, ...]:
+def cells(line: ShownRow) -> tuple[str, ...]:
     """Return the cells of one line, one for each of `HEADINGS`."""
     row, rate = line.row, line.rate
     return (

@@ -61,7 +61,7 @@ def _names(names: Iterable[str]) -> frozenset[str]:
 def _in_order(_faults: object, _attribute: object, latency: tuple[float, float]) -> None:
     least, most = latency
     if not 0 <= least <= most < inf:
-        raise ValueError(f"'latency' is the least and the most seconds, not {latency!r}")
+        raise ValueError(f"latency is {latency!r}, wanted the least and the most seconds")
 
 
 @attrs.frozen(kw_only=True)

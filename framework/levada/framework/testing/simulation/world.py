@@ -365,7 +365,7 @@ def simulate(
 def _names(machines: Sequence[str]) -> tuple[str, ...]:
     names = tuple(machines)
     if isinstance(machines, str) or not names or len({name.lower() for name in names}) < len(names):
-        raise ConfigurationError(f"machines are a list of at least one name, each once, not {machines!r}")
+        raise ConfigurationError(f"machines is {machines!r}, wanted a list of at least one name, each once")
     return names
 
 
