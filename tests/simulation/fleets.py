@@ -39,7 +39,7 @@ def main(
     left = int(least)
     for seed in range(int(first), int(first) + int(count)):
         try:
-            result = simulate(scenario, seeds=[seed], faults=faults, limit=LIMIT)
+            result = simulate(scenario, seeds=[seed], faults=faults, shrink=False, limit=LIMIT)
         except SimulationFailure as failure:
             print(failure, flush=True)
             left -= 1

@@ -181,6 +181,7 @@ class _Worlds:
                 "and the error:",
                 *(f"  {line}" for line in error.split("\n")),
                 f"Run it again: {self._again(failure.seed)}",
+                *([] if failure.strikes is None else [f"As a test that outlives changes of the code: {failure.call}"]),
             ]
         )
 

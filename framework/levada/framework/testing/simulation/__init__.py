@@ -2,6 +2,7 @@
 
 * `simulate`: runs a scenario in one world for each seed; the seed of a failing world runs it again.
 * `World`, `Process`, `Machine`: what a scenario starts, and what happens to it. `Faults`: what goes wrong by chance.
+* `Strike`, `Moment`: what has struck a world, by name, in a failure's text; a world is struck so again.
 * `History`, `check_linear`: what clients were answered, and whether one object could have answered so.
 * `SimulatedDisk`: the disk of one machine, as ext4 and XFS are, or as POSIX allows: it keeps what a power failure leaves.
 * `SimulatedFiles`: the files of one process on it, for `levada.framework.platform.Platform`.
@@ -19,15 +20,18 @@ Real: the program, its actor systems, its protocols above the carriers, its jour
 from __future__ import annotations
 
 from .disk import SimulatedDisk
+from .failure import SimulationFailure
 from .faults import CHANGES, Call, Crashed, DiskFaults, Fault, chance
 from .files import SimulatedFiles
 from .history import History, NotLinear, Operation, check_linear
 from .modules import SharedStateWarning
 from .process import Machine, Process
+from .strike import Moment, Strike
 from .strikes import Faults
-from .world import Simulated, SimulationFailure, World, simulate
+from .world import Simulated, World, simulate
 
 __all__ = [
-    "CHANGES", "Call", "Crashed", "DiskFaults", "Fault", "Faults", "History", "Machine", "NotLinear", "Operation", "Process", "SharedStateWarning",
-    "Simulated", "SimulatedDisk", "SimulatedFiles", "SimulationFailure", "World", "chance", "check_linear", "simulate",
+    "CHANGES", "Call", "Crashed", "DiskFaults", "Fault", "Faults", "History", "Machine", "Moment", "NotLinear", "Operation", "Process",
+    "SharedStateWarning", "Simulated", "SimulatedDisk", "SimulatedFiles", "SimulationFailure", "Strike", "World", "chance", "check_linear",
+    "simulate",
 ]  # fmt: skip

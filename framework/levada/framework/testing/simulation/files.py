@@ -101,6 +101,10 @@ class SimulatedFiles(Files):
         self._counts[kind, path] = count = self._counts.get((kind, path), 0) + 1
         return None if self.faults is None else self.faults(Call(kind, path, count))
 
+    def calls(self, kind: str, path: str) -> int:
+        """Return how many calls of this kind for this path the process has made."""
+        return self._counts.get((kind, path), 0)
+
     def finish(self, fault: Fault, path: str) -> None:
         """Cause a fault, behind the part of the call that is done."""
         if fault.crash:

@@ -222,7 +222,9 @@ class Process(Endpoint):
         if self._crash_in and call.kind in CHANGES:
             self._crash_in -= 1
             if not self._crash_in:
-                return Fault(crash=True, done=self._random.random())
+                crash = Fault(crash=True, done=self._random.random())
+                self.world.strikes.crashes(self, call, crash)
+                return crash
         fault = self.world.strikes.at_call(self, call)
         return self.machine.faults(call) if fault is None and self.machine.faults is not None else fault
 

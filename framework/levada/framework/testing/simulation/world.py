@@ -22,26 +22,24 @@ from typing import Any, Final
 import attrs
 import trio
 
-from levada.framework import __version__
 from levada.framework.errors import ConfigurationError
 from levada.framework.system import ActorSystem
 from levada.framework.testing.clock import autojump, deterministic, unshield, watch
 from levada.framework.testing.explore import Turn
-from levada.framework.text import error_text
 
 from .disk import Model, SimulatedDisk
+from .failure import SimulationFailure, is_interrupt, shrunk
 from .history import History
 from .modules import ModuleState
 from .network import SimulatedNetwork
 from .process import PROCESS, Machine, Process
+from .strike import Strike
 from .strikes import Faults, Strikes
 
-__all__ = ["Simulated", "SimulationFailure", "World", "simulate"]
+__all__ = ["Simulated", "World", "simulate"]
 
 App = Callable[[ActorSystem], AsyncIterator[Any]]
 
-_SHOWN: Final = 30
-"""Events in the text of a failure."""
 _KEPT: Final = 10_000
 _START: Final = (0.05, 0.3, 1.0)
 """Seconds for Python to start in a child process."""
@@ -66,7 +64,9 @@ _ONE_AT_A_TIME: Final = threading.Lock()
 class World:
     """Machines and processes of one run; made by `simulate`."""
 
-    def __init__(self, seed: int, machines: Sequence[str], faults: Faults | None) -> None:
+    def __init__(
+        self, seed: int, machines: Sequence[str], faults: Faults | None, strikes: Sequence[Strike] | None = None
+    ) -> None:
         self.seed = seed
         self.faults = faults or Faults(strikes=0, skew=0, loss=0)
         self.random = random.Random(f"world {seed}")
@@ -84,7 +84,7 @@ class World:
         self.machines = {name: Machine(self, name, SimulatedDisk(model, time=trio.current_time)) for name in machines}
         self.processes: list[Process] = []
         """All processes so far, the dead ones too."""
-        self.strikes = Strikes(self, self.faults, random.Random(f"faults {seed}"))
+        self.strikes = Strikes(self, self.faults, random.Random(f"faults {seed}"), strikes)
         self.modules = ModuleState()
         """Variables that all processes share."""
         self._pids = 100
@@ -255,8 +255,11 @@ class World:
         async with trio.open_nursery() as self._nursery:
             self._nursery.start_soon(self.network.carry)
             self._nursery.start_soon(self.strikes.run)
-            with trio.move_on_after(limit) as scope:
-                await scenario(self)
+            try:
+                with trio.move_on_after(limit) as scope:
+                    await scenario(self)
+            finally:
+                self.strikes.end()
             if scope.cancelled_caught:
                 raise AssertionError(f"the scenario did not end within {limit:g} s of virtual time")
             for process in self.processes:
@@ -282,26 +285,6 @@ def _serving(app: App, name: str, process: Process) -> Callable[[], Awaitable[No
     return main
 
 
-class SimulationFailure(AssertionError):
-    """A scenario failed in one world; the error itself is the ``__cause__``."""
-
-    def __init__(self, seed: int, error: BaseException, events: tuple[tuple[float, str], ...]) -> None:
-        self.seed = seed
-        """Run it again with ``simulate(scenario, seeds=[seed])``."""
-        self.events = events
-        """The fates of processes and machines in this world, each with its time in seconds."""
-        self.version = __version__
-        """The version of levada: with another one, the seed may make another world."""
-        last = "\n  ".join(f"{at:.4f} s  {text}" for at, text in events[-_SHOWN:])
-        super().__init__(
-            f"failed in the world of seed {seed} (repeat it: simulate(…, seeds=[{seed}]), levada {self.version}): "
-            f"{error_text(error)}\nlast events:\n  {last}"
-        )
-
-    def __reduce__(self) -> Any:
-        return type(self), (self.seed, self.__cause__, self.events)
-
-
 @attrs.frozen
 class Simulated:
     """The result of `simulate`."""
@@ -320,6 +303,8 @@ def simulate(
     seeds: Iterable[int] = range(20),
     machines: Sequence[str] = ("machine",),
     faults: Faults | None = None,
+    strikes: Sequence[Strike] | None = None,
+    shrink: bool = True,
     limit: float = 3600.0,
 ) -> Simulated:
     """Run a scenario once for each seed, in a new world and a new run of trio with virtual time.
@@ -332,6 +317,10 @@ def simulate(
             nodes tell them to the driver, which takes longer for many hundreds. At least one.
         machines: the names of the machines; they are the names of their hosts too.
         faults: what goes wrong by chance; None: only what the scenario does.
+        strikes: exactly what strikes, instead of the strikes by chance of `faults`; what else `faults` says holds. A strike of what is not
+            there, or would not come back, and a strike whose moment does not come are skipped, and the events say so.
+        shrink: whether a world that fails is run again with fewer strikes, to see which are needed: up to 50 times, and for 30 s of real time.
+            The failure is then the one with the fewest; its error has the same type. Ctrl-C ends the search, not the failure.
         limit: seconds of virtual time after which a world counts as hung. A loop in which no virtual time passes is not seen.
 
     A variable of a module of the program that a world has changed is a `SharedStateWarning`.
@@ -349,17 +338,24 @@ def simulate(
     if not _ONE_AT_A_TIME.acquire(blocking=False):
         raise RuntimeError("another thread runs simulate(); a process simulates one world at a time")
     try:
-        digests, seconds, strikes = {}, 0.0, 0
+        digests, seconds, count = {}, 0.0, 0
         for seed in seeds:
-            world, seconds_of = _simulate(scenario, seed, names, faults, limit)
+
+            def run(strikes: Sequence[Strike] | None, seed: int = seed) -> tuple[World, float] | SimulationFailure:
+                return _simulate(scenario, seed, names, faults, strikes, limit)
+
+            ended = run(strikes)
+            if isinstance(ended, SimulationFailure):
+                raise shrunk(ended, run) if shrink and ended.strikes else ended
+            world, seconds_of = ended
             digests[seed] = world.network.digest
             seconds += seconds_of
-            strikes += world.strikes.done
+            count += world.strikes.done
     finally:
         _ONE_AT_A_TIME.release()
     if not digests:
         raise ConfigurationError("simulate() got no seeds, so nothing was tried")
-    return Simulated(digests, seconds, strikes)
+    return Simulated(digests, seconds, count)
 
 
 def _names(machines: Sequence[str]) -> tuple[str, ...]:
@@ -374,9 +370,10 @@ def _simulate(
     seed: int,
     machines: Sequence[str],
     faults: Faults | None,
+    strikes: Sequence[Strike] | None,
     limit: float,
-) -> tuple[World, float]:
-    """Run the world of a seed, again if it has imported modules; return it, and its virtual seconds."""
+) -> tuple[World, float] | SimulationFailure:
+    """Run the world of a seed, again if it has imported modules; return it and its virtual seconds, or how it failed."""
     known: set[str] = set()
     failed: BaseException | None = None
     for _ in range(_REPETITIONS):
@@ -385,14 +382,18 @@ def _simulate(
         seconds = 0.0
         try:
             with deterministic(seed), _dead_are_silent():
-                seconds = trio.run(_run, scenario, seed, machines, faults, limit, worlds, clock=autojump())
+                seconds = trio.run(_run, scenario, seed, machines, faults, strikes, limit, worlds, clock=autojump())
         except BaseException as error:
-            if BaseExceptionGroup("", [error]).subgroup(KeyboardInterrupt) is not None:
+            if is_interrupt(error):
                 raise
             failed = _only(error)  # which may be an outcome of pytest, and no `Exception`
         if len(known) == len(sys.modules):
             if failed is not None:
-                raise SimulationFailure(seed, failed, tuple(worlds[0].events) if worlds else ()) from failed
+                chance = strikes is not None or (faults is not None and faults.strikes > 0)
+                made = tuple(worlds[0].strikes.made) if worlds and chance else None
+                failure = SimulationFailure(seed, failed, tuple(worlds[0].events) if worlds else (), made)
+                failure.__cause__ = failed
+                return failure
             return worlds[0], seconds
     names = ", ".join(sorted(set(sys.modules) - known)[:3])
     raise RuntimeError(
@@ -423,10 +424,11 @@ async def _run(
     seed: int,
     machines: Sequence[str],
     faults: Faults | None,
+    strikes: Sequence[Strike] | None,
     limit: float,
     worlds: list[World],
 ) -> float:
-    world = World(seed, machines, faults)
+    world = World(seed, machines, faults, strikes)
     worlds.append(world)
     watch(world.network.due, world.network.wake, world.end_stuck)
     try:
