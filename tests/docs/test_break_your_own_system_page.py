@@ -49,6 +49,7 @@ def test_worlds_find_the_bug_of_the_page(program: Any) -> None:
     with pytest.raises(SimulationFailure) as failure:
         program.test_the_box_office_sells_each_ticket_once()
     assert isinstance(failure.value.__cause__, NotLinear)
+    assert 1 <= len(failure.value.strikes or ()) <= 2
     found = 1
     for seed in range(failure.value.seed + 1, MANY):
         try:
@@ -58,6 +59,20 @@ def test_worlds_find_the_bug_of_the_page(program: Any) -> None:
             if found == FOUND:
                 return
     pytest.fail(f"{found} of {MANY} worlds find it, wanted {FOUND}: what has made worlds blind?")
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize("program", ["wrong", "cured"], indirect=True)
+def test_the_saved_test_of_the_page_finds_the_bug_and_passes_with_the_cure(program: Any) -> None:
+    saved = PAGE.read_text("utf-8").split("```python\n")[3].partition("```")[0]
+    exec(saved, vars(program))
+    again = program.test_a_pause_at_the_sixth_ticket_sells_no_ticket_twice
+    if program.__name__.endswith("cured"):
+        again()
+        return
+    with pytest.raises(SimulationFailure) as failure:
+        again()
+    assert [strike.what for strike in failure.value.strikes or ()] == ["pause"]
 
 
 @pytest.mark.ci

@@ -1,4 +1,4 @@
-"""``python -m tests.simulation.fleets FIRST COUNT [MUTANT [LEAST]]``: run worlds of the bank; print each seed with a digest of what was sent."""
+"""``python -m tests.simulation.fleets FIRST COUNT [MUTANT [LEAST [shrink]]]``: run worlds of the bank; print each seed with a digest of what was sent."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ def main(
     count: str,
     mutant: str = "",
     least: str = "1",
+    shrink: str = "",
     *,
     scenario: Callable[[World], Awaitable[None]] = scenario,
     faults: Faults = FAULTS,
@@ -39,7 +40,7 @@ def main(
     left = int(least)
     for seed in range(int(first), int(first) + int(count)):
         try:
-            result = simulate(scenario, seeds=[seed], faults=faults, shrink=False, limit=LIMIT)
+            result = simulate(scenario, seeds=[seed], faults=faults, shrink=bool(shrink), limit=LIMIT)
         except SimulationFailure as failure:
             print(failure, flush=True)
             left -= 1

@@ -137,6 +137,19 @@ def test_a_batch_that_is_delivered_again_is_found_as_often_as_ever(mutant: str) 
     require_found(mutant, "bridges")
 
 
+@pytest.mark.ci
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize(
+    ("mutant", "program"), [("two_owners", "handover"), ("gives_up_at_once", "keepers"), ("moves_twice", "moves")]
+)
+def test_a_world_that_finds_a_mutant_shrinks_to_few_strikes(mutant: str, program: str) -> None:
+    ended = worlds(0, 8, mutant, "1", "shrink", program=program)
+    assert ended.returncode == 1
+    _, found, strikes = ended.stdout.partition(", strikes=[")
+    assert found
+    assert strikes.count("Strike(") <= 2
+
+
 def require_found(mutant: str, program: str) -> None:
     least, most = FOUND[mutant]
     ended = worlds(0, most, mutant, str(least), program=program)
