@@ -1,4 +1,4 @@
-"""``python -m tests.simulation.fleets FIRST COUNT [MUTANT [LEAST [shrink]]]``: run worlds of the bank; print each seed with a digest of what was sent."""
+"""``python -m tests.simulation.fleets FIRST COUNT [MUTANT [LEAST [shrink]]]``: run worlds of the bank; print seeds, and digests of what was sent."""
 
 from __future__ import annotations
 

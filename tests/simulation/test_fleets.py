@@ -140,10 +140,11 @@ def test_a_batch_that_is_delivered_again_is_found_as_often_as_ever(mutant: str) 
 @pytest.mark.ci
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("mutant", "program"), [("two_owners", "handover"), ("gives_up_at_once", "keepers"), ("moves_twice", "moves")]
+    ("mutant", "program"),
+    [("no_command_memory", "fleets"), ("reminders_fire_twice", "fleets"), ("moves_twice", "moves")],
 )
 def test_a_world_that_finds_a_mutant_shrinks_to_few_strikes(mutant: str, program: str) -> None:
-    ended = worlds(0, 8, mutant, "1", "shrink", program=program)
+    ended = worlds(0, 60, mutant, "1", "shrink", program=program)
     assert ended.returncode == 1
     _, found, strikes = ended.stdout.partition(", strikes=[")
     assert found

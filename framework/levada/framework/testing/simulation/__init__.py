@@ -2,7 +2,7 @@
 
 * `simulate`: runs a scenario in one world for each seed; the seed of a failing world runs it again.
 * `World`, `Process`, `Machine`: what a scenario starts, and what happens to it. `Faults`: what goes wrong by chance.
-* `Strike`, `Moment`: what has struck a world, by name, in a failure's text; a world is struck so again.
+* `Strike`, `Moment`: records of strikes, by name, in a failure's text; a world is struck so again.
 * `History`, `check_linear`: what clients were answered, and whether one object could have answered so.
 * `SimulatedDisk`: the disk of one machine, as ext4 and XFS are, or as POSIX allows: it keeps what a power failure leaves.
 * `SimulatedFiles`: the files of one process on it, for `levada.framework.platform.Platform`.

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from levada.framework import __version__
-from levada.framework.platform import REAL
+from levada.framework.platform import PLATFORM
 from levada.framework.text import error_text
 
 from .strike import Strike, as_code
@@ -16,7 +16,7 @@ __all__ = ["SimulationFailure", "is_interrupt", "shrunk"]
 _SHOWN: Final = 30
 """Events in the text of a failure."""
 _WORLDS: Final = 50
-"""The most worlds in which fewer strikes are tried."""
+"""The most worlds that try fewer strikes."""
 _TIME: Final = 30.0
 """Real seconds after which no other one is tried."""
 
@@ -67,11 +67,11 @@ def shrunk(found: SimulationFailure, run: Callable[[Sequence[Strike]], object]) 
     Ctrl-C ends the search. If the strikes that were noted do not make the world fail again, the failure has no strikes: only the seed repeats it.
     """
     assert found.__cause__ is not None
-    cause, smallest, left, ends = found.__cause__, found, _WORLDS, REAL.monotonic() + _TIME
+    cause, smallest, left, ends = found.__cause__, found, _WORLDS, PLATFORM.get().monotonic() + _TIME
 
     def fails(strikes: tuple[Strike, ...]) -> bool:
         nonlocal smallest, left
-        if not left or REAL.monotonic() > ends:
+        if not left or PLATFORM.get().monotonic() > ends:
             return False
         left -= 1
         try:

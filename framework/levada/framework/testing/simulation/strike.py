@@ -1,4 +1,4 @@
-"""What has struck a world: records by name, which outlive changes of the code."""
+"""Records of strikes, by name, so that they outlive changes of the code."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ class Strike:
     seconds: float = attrs.field(default=0.0, kw_only=True)
     """How long it takes; for a clock how far it jumps."""
     earlier: int = attrs.field(default=0, kw_only=True, validator=v.ge(0))
-    """How many processes of the name were started after the one that is meant: 1 if it is taken for dead, and its successor runs."""
+    """How many processes of the name were started after it: 1 if it is taken for dead, and its successor runs."""
     other: str = attrs.field(default="", kw_only=True)
     """Of a cut: the process at the other end."""
     one_way: bool = attrs.field(default=False, kw_only=True)

@@ -139,7 +139,7 @@ class Strikes:
         self.done = 0
         """Strikes so far."""
         self.made: list[Strike] = []
-        """Those of them that have done something, as records."""
+        """Records of the strikes that have done something."""
         self._aims = faults.aims if rng.random() < 0.5 else frozenset()
         self._timed: list[Strike] = []
         self._awaited: dict[tuple[str, str, str], list[Strike]] = {}
@@ -270,7 +270,7 @@ class Strikes:
         return Fault(errno.EIO, done=strike.share)
 
     def crashes(self, process: Process, call: Call, fault: Fault) -> None:
-        """Take note of the call in which a process crashes."""
+        """Take note of the call that a process crashes at."""
         if process in self._doomed:
             self.made.append(Strike("crash", process.name, at=self._moment(process, call), share=fault.done))
 
@@ -302,7 +302,7 @@ class Strikes:
         return found
 
     def end(self) -> None:
-        """Note the told strikes whose moment has not come, and forget them."""
+        """Add the told strikes whose moment has not come to the events, and forget them."""
         left = [*self._timed, *(each for awaited in self._awaited.values() for each in awaited)]
         self._timed.clear()
         self._awaited.clear()

@@ -317,7 +317,7 @@ def simulate(
             nodes tell them to the driver, which takes longer for many hundreds. At least one.
         machines: the names of the machines; they are the names of their hosts too.
         faults: what goes wrong by chance; None: only what the scenario does.
-        strikes: exactly what strikes, instead of the strikes by chance of `faults`; what else `faults` says holds. A strike of what is not
+        strikes: exactly what strikes, instead of the strikes by chance of `faults`; what else `faults` says holds. A strike of something that is not
             there, or would not come back, and a strike whose moment does not come are skipped, and the events say so.
         shrink: whether a world that fails is run again with fewer strikes, to see which are needed: up to 50 times, and for 30 s of real time.
             The failure is then the one with the fewest; its error has the same type. Ctrl-C ends the search, not the failure.
