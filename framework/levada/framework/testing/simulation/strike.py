@@ -71,7 +71,8 @@ class Moment:
     path: str = attrs.field(default="", kw_only=True)
     """Of a call: `Call.path`."""
 
-    __repr__ = _code_of
+    def __repr__(self) -> str:
+        return _code_of(self)
 
 
 @attrs.frozen(repr=False)
@@ -113,7 +114,8 @@ class Strike:
         if self.what == "disk errors" and self.calls not in REFUSALS:
             raise ValueError(f"'calls' are {', '.join(REFUSALS)}; not {self.calls!r}")
 
-    __repr__ = _code_of
+    def __repr__(self) -> str:
+        return _code_of(self)
 
 
 def as_code(strikes: Iterable[Strike]) -> str:
