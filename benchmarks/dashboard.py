@@ -112,6 +112,7 @@ def watched(actors: int, view: dict[str, Any]) -> Callable[[ActorSystem, int], A
 async def unwatched(system: ActorSystem, n: int) -> float:
     """Tell an actor while a dashboard is served, and no browser looks."""
     async with serve_dashboard(system):
+        await flood(system, 1_000, system.spawn(Sink))  # the dashboard's tasks begin
         return await flood(system, n, system.spawn(Sink))
 
 
