@@ -32,7 +32,7 @@ LIMITS = {
     "aqueduct": (61, 13),
     "aqueduct-sender": (584, 36),
     "maop": (250, 24),
-    "durable": (110, 19),
+    "durable": (111, 19),
     "spark": (271, 32),
 }
 """Calls and files of a walk, at most."""
