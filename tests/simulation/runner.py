@@ -94,6 +94,11 @@ def batch_of(first: int, count: int, more: int = 0) -> Any:
     return pa.record_batch([numbers, who, commands, *added], schema=schema_of(more))
 
 
+def place(share: float, count: int) -> int:
+    """Return which of so many a share from 0 to 1 means."""
+    return min(int(share * count), count - 1)
+
+
 def run(history: History, files: type[SimulatedFiles] = SimulatedFiles) -> Outcome:
     """Run a history.
 
@@ -156,8 +161,8 @@ class _Run:
         where, at, bit = life.rot
         if not isinstance(where, str):
             paths = [path for path in self.disk.paths() if self.disk.find(path).cache]
-            where = paths[int(where * len(paths))]
-            at = int(at * len(self.disk.find(where).cache))
+            where = paths[place(where, len(paths))]
+            at = place(at, len(self.disk.find(where).cache))
         if where not in self.disk.paths():
             return life  # a smaller history has other files
         self.tell(f"bit {bit} of byte {at} of {where} turns")
@@ -353,7 +358,7 @@ class _Run:
         """Give a command again that is known, and one that comes too late."""
         known = self.oracle.known_commands()
         if known:
-            number, first, offset, count = known[int(which * len(known))]
+            number, first, offset, count = known[place(which, len(known))]
             found = self.judged(store, [self.job(batch_of(first, count, self.columns), number, None)])
             if found != [Appended(number, offset, 0, count)]:
                 raise Wrong(f"{command(first)} in partition {number} at {offset} was answered with {found}")
@@ -365,7 +370,7 @@ class _Run:
         """Give another command the id of one that is known."""
         known = self.oracle.known_commands()
         if known:
-            number, first, _, count = known[int(which * len(known))]
+            number, first, _, count = known[place(which, len(known))]
             rows = batch_of(first, count, self.columns)
             other = rows.set_column(0, SCHEMA.field(0), pa.array([1 << 41] * count, pa.int64()))
             try:

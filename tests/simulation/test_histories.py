@@ -15,7 +15,7 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
 from tests.simulation.history import History, draw
-from tests.simulation.runner import run
+from tests.simulation.runner import place, run
 from tests.simulation.shrink import explain
 
 pytestmark = pytest.mark.skipif(os.name != "posix", reason="files of POSIX")
@@ -69,6 +69,10 @@ def test_the_same_seed_makes_the_same_calls() -> None:
     first, again = (run(draw(7)) for _ in range(2))
     assert first == again
     assert first.crashes > 0
+
+
+def test_a_share_that_was_rounded_to_the_whole_is_the_last() -> None:
+    assert [place(share, 4) for share in (0.0, 0.25, 0.9999, 1.0)] == [0, 1, 3, 3]
 
 
 def test_a_saved_history_is_the_same_history() -> None:
