@@ -295,18 +295,26 @@ def test_a_scenario_that_hangs_fails_at_its_limit() -> None:
         simulate(scenario, seeds=[1], limit=60.0)
 
 
-def test_a_scenario_may_end_while_a_paused_process_waits_for_its_disk() -> None:
+@pytest.mark.parametrize("fails", [False, True])
+def test_a_scenario_may_end_while_a_paused_process_waits_for_its_disk(fails: bool) -> None:
     async def work() -> None:
-        while True:
-            await PLATFORM.get().run_in_thread(os.getpid)
+        async with ActorSystem() as system:
+            system.spawn(Looking).tell(Next())
+            await trio.sleep_forever()
 
     async def scenario(world: World) -> None:
         await world.start("a", work)
         await trio.sleep(1)
         world["a"].pause(60)
         await trio.sleep(1)
+        assert not fails
 
-    assert simulate(scenario, seeds=[1]).seconds < 60
+    if fails:
+        with pytest.raises(SimulationFailure, match="AssertionError") as error:
+            simulate(scenario, seeds=[1])
+        assert error.value.events[-1][0] < 60
+    else:
+        assert simulate(scenario, seeds=[1]).seconds < 60
 
 
 def test_a_world_in_which_nothing_will_happen_any_more_fails_and_names_its_processes() -> None:
@@ -784,6 +792,15 @@ class Numbers(Actor[Next]):
     @handles
     def next(self, m: Next) -> int:
         return self.system.random.randrange(1 << 30)
+
+
+class Looking(Actor[Next]):
+    """Looks at its disk for ever."""
+
+    @handles
+    async def next(self, m: Next) -> int:
+        while True:
+            await PLATFORM.get().run_in_thread(os.getpid)
 
 
 def test_a_seed_decides_ids_and_order_and_another_seed_decides_otherwise() -> None:

@@ -260,10 +260,10 @@ class World:
                     await scenario(self)
             finally:
                 self.strikes.end()
+                for process in self.processes:
+                    process.go_on()  # cancelled tasks may wait for a thread of a paused process
             if scope.cancelled_caught:
                 raise AssertionError(f"the scenario did not end within {limit:g} s of virtual time")
-            for process in self.processes:
-                process.go_on()  # cancelled tasks may wait for a thread of a paused process
             self._nursery.cancel_scope.cancel()
         if self._stuck is not None:
             raise AssertionError(self._stuck)
