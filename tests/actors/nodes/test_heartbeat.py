@@ -64,3 +64,14 @@ def test_a_heart_and_a_pulse_keep_each_other() -> None:
 def test_a_node_out_of_reach_has_ended_before_its_driver_starts_another(silence: float) -> None:
     # It may notice one heartbeat late, and its process may take as long as it is given.
     assert NodeSettings(silence=silence).beat + LAST < MARGIN
+
+
+def test_the_end_of_a_driver_is_acted_on_before_who_waits_for_the_heart_goes_on() -> None:
+    ours, theirs = socket.socketpair()
+    done = list[str]()
+    heart = Heart(theirs, done.append)
+    heart.join(0.0)
+    assert done == []
+    ours.close()
+    heart.join(300.0)
+    assert done == ["the driver has ended"]

@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import AsyncIterator
 from functools import partial
+from typing import Final
 from urllib.parse import unquote_to_bytes, urlsplit
 
 import trio
@@ -31,6 +32,10 @@ from .tracing import made_by
 __all__ = ["main"]
 
 _LEVELS = ((logging.ERROR, "<3>"), (logging.WARNING, "<4>"), (logging.INFO, "<6>"))
+
+
+_NOTICED_WITHIN: Final = 1.0
+"""Seconds in which the heart notices the end of a driver too, once the connection has."""
 
 
 class _Marked(logging.Formatter):
@@ -132,6 +137,7 @@ class _Process:
             log.error("ended by an actor: SystemExit: %s", error, exc_info=error)
             code = error.code if isinstance(error.code, int) else 1
         if self._lost:
+            self._heart.join(_NOTICED_WITHIN)  # it removes the fleet's sockets
             log.warning("%s", self._lost)
             return ORPHANED
         return 1 if self._life.cancelled_caught else code

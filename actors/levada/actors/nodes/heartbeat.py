@@ -60,7 +60,12 @@ class Heart:
         self._beat = _FIRST_BEAT
         self.is_alone = False
         """Whether the driver's process has certainly ended."""
-        threading.Thread(target=self._run, name="levada heart", daemon=True).start()
+        self._thread = threading.Thread(target=self._run, name="levada heart", daemon=True)
+        self._thread.start()
+
+    def join(self, seconds: float) -> None:
+        """Wait until it has called back, but no longer than so many seconds."""
+        self._thread.join(seconds)
 
     def settle(self, beat: float, silence: float) -> None:
         """Send a byte every `beat` seconds, and treat the driver as gone after `silence` seconds without one."""
