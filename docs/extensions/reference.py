@@ -97,7 +97,8 @@ def write_defaults(
     for parameter in parameters.values():
         default = parameter.default
         if default is attrs.NOTHING:  # only a factory has no value yet
-            text = _made_by(fields[parameter.name].default.factory)
+            made = fields[parameter.name].default
+            text = "..." if made.takes_self else _made_by(made.factory)
         elif default is DEFAULT_TIMEOUT:
             text = "DEFAULT_TIMEOUT"
         elif object_description(default).startswith("<"):
