@@ -1,4 +1,4 @@
-"""How far a message walks: calls into levada, and files, for one operation of both ends: ``python -m benchmarks.walk [--json]``.
+"""How far a message walks: calls into levada, and files, for one operation of both ends: ``levada bench walk``.
 
 Both ends run in this process, RSocket on TCP, the others on the memory carrier. A call is each start of a function of levada, and each
 time that a coroutine or generator of levada goes on (`sys.setprofile`); a file counts once. When all is warm, `OPERATIONS` operations run
@@ -25,7 +25,7 @@ from levada.actors.authenticators import BearerTokens
 from levada.framework import Actor, ActorSystem, Asks, Identity, Receiver, Sender, actor, channel, handles, message
 from levada.framework.platform import PLATFORM, REAL
 
-__all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure"]
+__all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure", "run"]
 
 LIMITS = {
     "rsocket": (71, 13),
@@ -310,20 +310,51 @@ def measure(key: str) -> Counter:
     return trio.run(main, clock=None if key in ON_THREADS else trio.testing.MockClock(autojump_threshold=0))
 
 
-def main() -> None:
-    """Count all walks and print them."""
-    walks = {key: measure(key).walk for key in WALKS}
-    if "--json" in sys.argv[1:]:
-        rows: dict[str, Any] = {
-            key: {"calls": calls, "files": files, "limit": LIMITS.get(key)} for key, (calls, files) in walks.items()
-        }
-        print(json.dumps(rows, indent=1))
-        return
-    print(f"{'one operation, both ends':46}{'calls':>7}{'files':>7}   at most")
-    for key, (calls, files) in walks.items():
-        limit = "{} / {}".format(*LIMITS[key]) if key in LIMITS else ""
-        print(f"{WALKS[key][0]:46}{calls:7}{files:7}   {limit}")
+@attrs.frozen
+class Report:
+    """Calls and files of walks."""
+
+    walks: dict[str, Walk]
+
+    @property
+    def missed(self) -> list[str]:
+        """The walks that are longer than their limits."""
+        return [
+            WALKS[key][0]
+            for key, (calls, files) in self.walks.items()
+            if key in LIMITS and (calls > LIMITS[key][0] or files > LIMITS[key][1])
+        ]
+
+    def text(self, *, judged: bool) -> str:
+        """Return a table, with verdicts if it is `judged`."""
+        lines = [f"{'one operation, both ends':46}{'calls':>7}{'files':>7}   at most"]
+        for key, (calls, files) in self.walks.items():
+            title = WALKS[key][0]
+            limit = "{} / {}".format(*LIMITS[key]) if key in LIMITS else ""
+            verdict = " pass" if title not in self.missed else " MISS"
+            lines.append(f"{title:46}{calls:7}{files:7}   {limit}{verdict if judged and limit else ''}".rstrip())
+        return "\n".join(lines) + "\n"
+
+    def to_json(self) -> dict[str, Any]:
+        """Return values that the `json` module writes."""
+        rows = [
+            {
+                "key": key,
+                "calls": calls,
+                "files": files,
+                "limit": LIMITS.get(key),
+                "missed": WALKS[key][0] in self.missed,
+            }
+            for key, (calls, files) in self.walks.items()
+        ]
+        return {"rows": rows}
 
 
-if __name__ == "__main__":
-    main()
+def run(*, rounds: int, quick: bool, only: str, progress: Callable[[str], None]) -> Report:  # noqa: ARG001 - counts need one round
+    """Count: the same in each round, and in all its length also if `quick`."""
+    walks = {}
+    for key, (title, _) in WALKS.items():
+        if only in title:
+            progress(title)
+            walks[key] = measure(key).walk
+    return Report(walks)

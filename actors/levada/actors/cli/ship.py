@@ -13,6 +13,7 @@ from contextlib import contextmanager
 import attrs
 import trio
 
+from levada.actors.apps import freeze_heap
 from levada.actors.lumberjack import (
     HostConfig,
     SpoolConfig,
@@ -144,6 +145,7 @@ async def _ship(args: argparse.Namespace) -> int:
                 connect(system, args.to, config=config, hosts=hosts, spool=spool, close_timeout=patience) as writer,
                 tail(system, args.files, writer.deliver, registry=args.registry, config=follow) as followed,
             ):
+                freeze_heap()
                 report = _Report(args, followed, writer)
                 nursery.start_soon(report.run)
                 stop.running = True

@@ -27,6 +27,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from levada.actors import aqueduct, rsocket
+from levada.actors.apps import freeze_heap
 from levada.actors.interop.certificates import make_certificates
 from levada.actors.journal import DeclareGroup, GetExtent, JournalConfig
 from levada.actors.spark.asks import RemoteActor
@@ -227,6 +228,7 @@ async def pipeline(settings: PipelineSettings, run: Pipeline) -> AsyncIterator[N
             for route in MAILBOXES:
                 nursery.start_soon(run.results.follow, peer, route)
                 nursery.start_soon(run.by_channel.receive, subscriber, route)
+            freeze_heap()
             nursery.start_soon(_ship, system, settings, run)
             # Lines come in already, and wait in the journal.
             run.phase = "starting Spark"
