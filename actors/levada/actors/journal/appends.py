@@ -20,7 +20,7 @@ from levada.framework.errors import ConfigurationError
 
 from .columns import Columns, columns_of
 from .config import Keyed
-from .errors import CommandReused, JournalError, JournalFull, JournalUnwritable, SchemaMismatch
+from .errors import CommandReused, JournalError, JournalFull, JournalUnwritable, SchemaMismatch, refused
 from .extent import Appended, Fenced
 from .ipc import rows_of_stream
 from .keys import Taken
@@ -207,6 +207,9 @@ class Appends:
                     except JournalError as error:
                         part.settled[place], part.counts[place] = error, 0
                         continue
+                    except OSError as error:  # of the rows of the command before: only this append cannot be judged
+                        part.settled[place], part.counts[place] = refused(error, self._store.directory), 0
+                        continue
                 kept = sum(rows for _, rows in fresh)
                 part.counts[place] = kept
                 if first is not None and not kept:
@@ -249,6 +252,7 @@ class _Commands:
         Raises:
             CommandReused: a command comes again with another body.
             JournalError: the rows of a command do not follow each other.
+            OSError: the rows of a command that was taken cannot be read.
         """
         self._new = {}
         fresh: list[tuple[int, int]] = []
