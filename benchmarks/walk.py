@@ -350,7 +350,7 @@ class Report:
         return {"rows": rows}
 
 
-def run(*, rounds: int, quick: bool, only: str, progress: Callable[[str], None]) -> Report:  # noqa: ARG001 - counts need one round
+def run(*, rounds: int, quick: bool, only: str, progress: Callable[[str], None]) -> Report:
     """Count: the same in each round, and in all its length also if `quick`."""
     walks = {}
     for key, (title, _) in WALKS.items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import gc
 import itertools
 import logging
@@ -24,6 +25,8 @@ from hypothesis import strategies as st
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.journal", exc_type=ImportError)
 
+from tests.surroundings import surrounded  # noqa: E402
+
 from levada.actors.journal import (  # noqa: E402
     Append,
     Appended,
@@ -34,6 +37,7 @@ from levada.actors.journal import (  # noqa: E402
     Journal,
     JournalConfig,
     JournalError,
+    JournalUnwritable,
     Keyed,
     ReadEntity,
     Store,
@@ -45,6 +49,7 @@ from levada.actors.journal.reading import entity_of  # noqa: E402
 from levada.actors.journal.segments import Segment  # noqa: E402
 from levada.framework import ActorSystem, Ref, bounded, message  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
+from levada.framework.testing.simulation import Call, Fault, SimulatedDisk, SimulatedFiles  # noqa: E402
 
 
 @message("keys.Event")
@@ -438,6 +443,38 @@ async def test_the_body_may_be_some_columns(system: ActorSystem, tmp_path: Path)
     assert await journal.ask(Append([Event("anna", "order-17", 1, "later")])) == Appended(0, 0, 0, repeated=1)
     with pytest.raises(CommandReused):
         await journal.ask(Append([Event("anna", "order-17", 2, "at noon")]))
+
+
+async def test_only_the_append_whose_earlier_command_cannot_be_read_is_refused() -> None:
+    bad = False
+
+    def happens(call: Call) -> Fault | None:
+        return Fault(error=errno.EIO) if bad and call.kind == "read" and call.path.endswith(".segment") else None
+
+    config = JournalConfig(keyed=Keyed(command="command"))
+    with surrounded(files=SimulatedFiles(SimulatedDisk(), faults=happens)):
+        async with ActorSystem() as system:
+            journal = spawn(system, Path("/log"), config)
+            order = [Event("anna", "order-17", 2)]
+            await journal.ask(Append(order))
+            bad = True
+            found: dict[int, object] = {}
+
+            async def append(number: int, rows: list[Event]) -> None:
+                try:
+                    found[number] = await journal.ask(Append(rows))
+                except JournalUnwritable as error:
+                    found[number] = error
+
+            async with trio.open_nursery() as nursery:
+                for number, rows in enumerate(([Event("b", "c1", 1)], order, [Event("b", "c2", 1)])):
+                    nursery.start_soon(append, number, rows)
+            assert isinstance(refused := found.pop(1), JournalUnwritable)
+            assert "Input/output error" in str(refused)
+            assert "nothing of this was written" in str(refused)
+            assert set(found.values()) == {Appended(0, 1, 1), Appended(0, 2, 1)}
+            bad = False
+            assert await journal.ask(Append(order)) == Appended(0, 0, 0, repeated=1)
 
 
 async def test_commands_are_forgotten_after_some_rows(system: ActorSystem, tmp_path: Path) -> None:
