@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import math
+import weakref
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from functools import partial
@@ -271,6 +272,18 @@ async def test_an_answer_in_time_leaves_no_timer_behind(system: ActorSystem) -> 
     assert system.statistics().timers == 0
 
 
+async def test_a_question_that_failed_at_once_leaves_no_timer_behind(system: ActorSystem) -> None:
+    gate = trio.Event()
+    ref = system.spawn(Gate, gate, mailbox=bounded(1, overflow="drop_new"))
+    ref.tell(Wait())
+    await wait_all_tasks_blocked()
+    ref.tell(Tell(1))
+    with pytest.raises(MailboxFull):
+        await ref.ask(Get(), timeout=60)
+    assert system.statistics().timers == 0
+    gate.set()
+
+
 # ---------------------------------------------------------------- death
 
 
@@ -417,6 +430,25 @@ async def test_a_withdrawn_question_is_never_begun(system: ActorSystem) -> None:
     await wait_all_tasks_blocked()
     assert begun == ["wait"]
     assert system.statistics().late_replies == 0
+
+
+async def test_a_withdrawn_question_keeps_nothing_of_the_task_that_asked(system: ActorSystem) -> None:
+    gate = trio.Event()
+    ref = system.spawn(Gate, gate)
+    ref.tell(Wait())
+    tasks: list[weakref.ref[trio.lowlevel.Task]] = []
+
+    async def ask() -> None:
+        tasks.append(weakref.ref(trio.lowlevel.current_task()))
+        with trio.move_on_after(0):
+            await ref.ask(Get())
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ask)
+    await wait_all_tasks_blocked()
+    gc.collect()
+    assert [task() for task in tasks] == [None]
+    gate.set()
 
 
 async def test_cancelled_while_the_handler_is_at_work_the_handler_goes_on(system: ActorSystem) -> None:
@@ -816,6 +848,7 @@ async def test_a_deferred_reply_is_what_it_is_answered_with(system: ActorSystem,
         await wait_all_tasks_blocked()
         (reply,) = replies
         assert reply.wanted
+        assert reply.has_room is True
         assert repr(reply) == "<Reply to Get, wanted>"
         reply.send(42)
         assert not reply.wanted

@@ -217,6 +217,49 @@ async def test_released_by_its_parent_an_idle_actor_ends_here_and_now(system: Ac
     assert log == ["started", ("stopping", Normal(), "none"), ("undelivered", [Note("a")], "none")]
 
 
+async def test_released_by_its_parent_an_idle_actor_that_owns_something_ends_as_if_stopped(system: ActorSystem) -> None:
+    async def task() -> None:
+        try:
+            await trio.sleep_forever()
+        finally:
+            log.append("task")
+
+    owns: list[tuple[Callable[[Any], Any], Log]] = [
+        (lambda actor: actor.spawn(NamedHooks, log, "child"), [("child", Shutdown()), ("owner", Normal())]),
+        (lambda actor: actor.start_soon(task), [("owner", Normal()), "task"]),
+    ]
+    for own, end in owns:
+        log: Log = []
+        ref: Any = system.spawn(NamedHooks, log, "owner")
+        ref.tell(call(own))
+        await wait_all_tasks_blocked()
+        system.lifecycle.release(ref, Normal())
+        assert ref.is_alive
+        assert await ref.terminated() == Normal()
+        assert log == end
+
+
+async def test_released_by_its_parent_an_idle_actor_starts_again_if_its_policy_says_so(system: ActorSystem) -> None:
+    log: Log = []
+    ref: Any = system.spawn(SyncHooks, log, supervise=restart("permanent"))
+    await wait_all_tasks_blocked()
+    system.lifecycle.release(ref, Normal())
+    await wait_all_tasks_blocked()
+    assert log == ["started", ("restarting", "None", None, "none"), "started"]
+
+
+async def test_released_by_its_parent_an_idle_actor_that_is_watched_ends_here_and_now(system: ActorSystem) -> None:
+    reasons: list[Reason] = []
+    ref: Any = system.spawn(Plain, [])
+    ref.add_watcher("me", reasons.append)
+    for _ in range(3):
+        await ref.ask(Ping())
+    system.lifecycle.release(ref, Normal())
+    assert not ref.is_alive
+    assert reasons == [Normal()]
+    assert system.observe.handled == {Plain: 3}
+
+
 @HOOKED
 async def test_restarting_gets_the_error_and_the_message_and_replaces_stopping(
     system: ActorSystem, kind: type[Plain]
@@ -569,6 +612,39 @@ async def test_a_kill_ends_the_contexts_that_an_end_waits_for(autojump_clock: Mo
         ref.kill()
         await ref.terminated()
         assert trio.current_time() == pytest.approx(2.0)
+
+
+async def test_a_second_stop_does_not_hurry_the_contexts_of_an_actor(autojump_clock: MockClock) -> None:
+    async with ActorSystem(stop_timeout=30.0) as system:
+        ref = system.spawn(InContext, [])
+        ref.stop()
+        await trio.sleep(2.0)
+        ref.stop(now=True)
+        await ref.terminated()
+        assert trio.current_time() == pytest.approx(20.0)
+
+
+class Waits(Plain):
+    """The parent of one whose handler does not end by itself."""
+
+    def started(self) -> None:
+        self.spawn(Plain, self.log, name="late").tell(Sleep(1e6))
+
+
+async def test_a_child_has_one_deadline_however_often_its_parent_is_stopped(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    log: Log = []
+    async with ActorSystem(stop_timeout=3.0, shutdown_timeout=50.0) as system:
+        ref = system.spawn(Waits, log, name="parent")
+        await wait_all_tasks_blocked()
+        for _ in range(4):
+            ref.stop(now=True)
+            await trio.sleep(1.0)
+        assert not ref.is_alive
+        assert await ref.terminated() == Shutdown()
+    assert log == ["cancelled"]
+    assert caplog.messages == ["/parent/late did not stop in 3 s: killed"]
 
 
 class Parent(SyncHooks):

@@ -529,6 +529,31 @@ async def test_an_error_to_resume_from_loses_its_frames(system: ActorSystem) -> 
     assert told(events[0].error)["dig"] == {}
 
 
+async def test_so_does_that_of_a_task_while_a_handler_waits(system: ActorSystem) -> None:
+    events: list[ActorFailed] = []
+
+    class Listener(Actor[ActorFailed]):
+        @handles
+        def failed(self, m: ActorFailed) -> None:
+            events.append(m)
+
+    class Beside(Deep):
+        @handles
+        async def hang(self, m: Hang) -> None:
+            self.start_soon(self.work)
+            await trio.sleep_forever()
+
+        async def work(self) -> None:
+            self.dig(bytearray(5000))
+
+    system.events.subscribe(ActorFailed, system.spawn(Listener))
+    ref = system.spawn(Beside, supervise=restart(resume=[ValueError]))
+    ref.tell(Hang())
+    await wait_all_tasks_blocked()
+    assert ref.is_alive
+    assert told(events[0].error)["dig"] == {}
+
+
 async def test_normal_and_shutdown_are_no_failures(system: ActorSystem) -> None:
     one, two = system.spawn(Source), system.spawn(Source)
     one.tell(End())
@@ -749,3 +774,32 @@ async def test_another_error_of_a_task_of_a_killed_actor_is_a_failure(system: Ac
     reason = await ref.terminated()
     assert isinstance(reason, Failed)
     assert isinstance(reason.error, LookupError)
+
+
+@pytest.mark.parametrize("how", ["runs", "ends"])
+async def test_a_channel_that_a_task_finds_ended_is_a_failure_unless_its_own_actor_ended_it(
+    system: ActorSystem, autojump_clock: MockClock, how: str
+) -> None:
+    """Of an actor that runs, and of one that has failed and waits for its child."""
+
+    class Reads(Source):
+        def started(self) -> None:
+            self.start_soon(self.out.receive)
+            self.spawn(Waits, name="child").tell(Hang())
+
+    class Waits(Source):
+        @handles
+        async def hang(self, m: Hang) -> None:
+            await trio.sleep(1.0)
+
+    sender, receiver = channel(int)
+    ref = system.spawn(Reads, receiver)
+    await wait_all_tasks_blocked()
+    if how == "ends":
+        ref.tell(Fail())
+        await wait_all_tasks_blocked()
+    sender.cancel()
+    reason = await ref.terminated()
+    assert isinstance(reason, Failed)
+    assert isinstance(reason.error, ChannelCancelled if how == "runs" else ValueError)
+    assert system.statistics().failures == (1 if how == "runs" else 2)

@@ -305,5 +305,4 @@ class _PullInbox(SleepingInbox):
         try:
             self._router.source.resize(self._router, size)
         except Exception as error:  # noqa: BLE001 - from the factory: the router fails, not the actor that runs now
-            host = self._cell.make_extras().host
-            self._router.system.lifecycle.task_failed(self._cell, host, error)
+            self._router.system.lifecycle.task_failed(self._cell, error)

@@ -10,7 +10,7 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.framework import Actor, ActorSystem, Failed, Reason, Ref, Shutdown, handles, one_for_one, restart
 
-from .conftest import PERMANENT, Log, Raise, Wait, Worker, crew, end, restarts
+from .conftest import PERMANENT, Late, Log, Raise, Wait, Worker, crew, end, restarts
 
 
 async def test_escalate_makes_it_the_parents_failure(system: ActorSystem) -> None:
@@ -126,6 +126,19 @@ async def test_the_final_stop_of_a_child_that_escalates_is_no_failure_of_its_par
     assert await parent.terminated() == Shutdown()
     assert trio.current_time() == 1
     assert system.statistics().failures == 1
+
+
+async def test_nor_is_that_of_one_that_was_stopped_before_and_fails_then(
+    system: ActorSystem, autojump_clock: MockClock
+) -> None:
+    parent, a = await crew(system, [], one_for_one(), "escalate")
+    a.tell(Late(1.0))
+    await wait_all_tasks_blocked()
+    a.stop(now=True)
+    parent.stop(now=True)
+    assert await parent.terminated() == Shutdown()
+    assert isinstance(await a.terminated(), Failed)
+    assert trio.current_time() == 1
 
 
 async def test_a_child_that_fails_while_its_parent_ends_does_not_restart(

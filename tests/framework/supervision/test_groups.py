@@ -134,23 +134,63 @@ async def test_a_group_that_has_grown_during_its_backoff_starts_when_all_have_en
 ) -> None:
     log: Log = []
     policy = restart(initial_backoff=1.0, max_backoff=1.0, jitter=0.0)
-    _, a, b, c = await crew(system, log, rest_for_one(), policy, policy, policy)
+    _, a, _, c, d = await crew(system, log, rest_for_one(), policy, policy, policy, policy)
     for _ in range(2):
-        c.tell(Raise(ValueError()))  # the first restart is at once
+        d.tell(Raise(ValueError()))  # the first restart is at once
         await wait_all_tasks_blocked()
-    b.tell(Wait(3.0))
+    c.tell(Wait(3.0))
     await trio.sleep(0.5)
     log.clear()
     a.tell(Raise(ValueError()))
-    await trio.sleep(2.0)  # the backoff of c is over, and b is still busy
+    await trio.sleep(2.0)  # the backoff of d is over, c is still busy, and b waits for its turn to be stopped
     assert log == [("a", "restart", ValueError)]
     await a.ask(Say(""))
     assert [trio.current_time(), *log[1:]] == [
         pytest.approx(4.0),
+        ("c", "restart", type(None)),
         ("b", "restart", type(None)),
         ("a", "start"),
         ("b", "start"),
         ("c", "start"),
+        ("d", "start"),
+    ]
+
+
+async def test_a_member_that_leaves_during_the_backoff_does_not_cut_the_next_one_short(
+    system: ActorSystem, autojump_clock: MockClock
+) -> None:
+    policy = restart(initial_backoff=2.0, jitter=0.0)
+    _, a, b, c = await crew(system, [], one_for_all(), policy, policy, policy)
+    for _ in range(2):
+        a.tell(Raise(ValueError()))
+        await wait_all_tasks_blocked()
+    await trio.sleep(1.0)
+    c.stop(now=True)
+    await trio.sleep(1.5)  # a and b have started at 2.0
+    a.tell(Raise(ValueError()))
+    await wait_all_tasks_blocked()
+    await b.ask(Say(""), timeout=None)
+    assert trio.current_time() == pytest.approx(2.5 + 4.0)
+    assert (restarts(a), restarts(b), c.is_alive) == (3, 3, False)
+
+
+async def test_members_are_stopped_one_after_the_other_also_if_one_fails_meanwhile(
+    system: ActorSystem, autojump_clock: MockClock
+) -> None:
+    log: Log = []
+    _, a, _, c, d = await crew(system, log, one_for_all(), PERMANENT, PERMANENT, PERMANENT, PERMANENT)
+    d.tell(Wait(1.0))
+    await wait_all_tasks_blocked()
+    a.tell(Raise(ValueError()))
+    await wait_all_tasks_blocked()
+    c.tell(Raise(LookupError()))
+    await wait_all_tasks_blocked()
+    assert log == [("a", "restart", ValueError), ("c", "restart", LookupError)]
+    await a.ask(Say(""))
+    assert log[2:] == [
+        ("d", "restart", type(None)),
+        ("b", "restart", type(None)),
+        *((name, "start") for name in "abcd"),
     ]
 
 
@@ -187,6 +227,35 @@ async def test_the_parent_stops_during_a_group_restart(system: ActorSystem, auto
     assert trio.current_time() == pytest.approx(1.0)
     assert log[2:] == [("b", "stop", Shutdown), ("crew", "stop", Shutdown)]
     assert [ref.is_alive for ref in (a, b, c)] == [False, False, False]
+
+
+async def test_members_that_the_group_has_not_stopped_are_told_that_the_parent_stops(
+    system: ActorSystem, autojump_clock: MockClock
+) -> None:
+    log: Log = []
+    parent, a, _, c = await crew(system, log, one_for_all(), PERMANENT, PERMANENT, PERMANENT)
+    c.tell(Wait(1.0))
+    await wait_all_tasks_blocked()
+    a.tell(Raise(ValueError()))
+    await wait_all_tasks_blocked()
+    parent.stop(now=True)
+    assert await parent.terminated() == Shutdown()
+    assert log == [("a", "restart", ValueError), *((name, "stop", Shutdown) for name in ("c", "b", "crew"))]
+
+
+async def test_a_group_does_not_start_in_a_parent_that_stops(system: ActorSystem, autojump_clock: MockClock) -> None:
+    log: Log = []
+    policy = restart(initial_backoff=3.0, jitter=0.0)
+    parent, a, _, busy = await crew(system, log, one_for_all(), policy, policy, "stop")
+    busy.tell(Wait(5.0))
+    for _ in range(2):
+        a.tell(Raise(ValueError()))
+        await wait_all_tasks_blocked()
+    log.clear()
+    parent.stop(now=True)
+    assert await parent.terminated() == Shutdown()
+    assert trio.current_time() == pytest.approx(5.0)
+    assert log == [("c", "stop", Shutdown), ("crew", "stop", Shutdown)]
 
 
 async def test_the_parent_starts_again_during_a_group_restart(system: ActorSystem, autojump_clock: MockClock) -> None:
@@ -292,6 +361,31 @@ async def test_a_factory_that_fails_at_a_restart_is_tried_again_and_counted(syst
     a.tell(Raise(ValueError()))
     await wait_all_tasks_blocked()
     assert not parent.is_alive  # the fourth within the window
+
+
+async def test_a_factory_that_kills_what_it_fails_to_make_has_the_hook_called_once(system: ActorSystem) -> None:
+    log: Log = []
+    made: list[Worker] = []
+
+    def make() -> Worker:
+        if len(made) == 1:
+            made.append(made[0])
+            made[0].ref.kill()
+            raise OSError("factory")
+        made.append(Worker(log, "a"))
+        return made[-1]
+
+    class Parent(Actor[Any]):
+        def started(self) -> None:
+            self.spawn(make, name="a", supervise=restart())
+
+    system.spawn(Parent, name="crew")
+    await wait_all_tasks_blocked()
+    a = system.lookup("/crew/a")
+    assert a is not None
+    a.tell(Raise(ValueError()))
+    await wait_all_tasks_blocked()
+    assert log == [("a", "start"), ("a", "restart", ValueError), ("a", "start")]
 
 
 async def test_a_factory_that_always_fails_ends_with_the_parent(system: ActorSystem) -> None:

@@ -286,7 +286,7 @@ async def test_keyboard_interrupt_is_never_resumed() -> None:
 async def test_children_are_stopped_before_their_parent_starts_again(system: ActorSystem) -> None:
     log: Log = []
     parent, a, b = await crew(system, log, one_for_one(), "stop", PERMANENT, supervise=PERMANENT)
-    system.lifecycle.task_failed(parent, None, ValueError())  # type: ignore[arg-type]
+    system.lifecycle.task_failed(parent, ValueError())  # type: ignore[arg-type]
     await wait_all_tasks_blocked()
     assert log == [
         ("b", "stop", Shutdown),

@@ -157,7 +157,6 @@ class Ask(Wrapped):
         self.task = None
         if self.timer is not None:
             self.timer.cancel()
-            self.timer = None
         self._tell_gone()
 
     @enable_ki_protection
@@ -212,7 +211,6 @@ class Ask(Wrapped):
         self.error = error
         if self.timer is not None:
             self.timer.cancel()
-            self.timer = None
         if self.task is not None:
             reschedule(self.task)
 

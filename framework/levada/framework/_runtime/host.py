@@ -4,8 +4,6 @@ One trio task holds the actor's nursery (`start_soon`), and another one each con
 left in the task that entered it, and cancelling one must not disturb the others.  All these tasks are children of the system's nursery.
 If one of them fails, the actor fails.  At the end the nursery is cancelled first, then the contexts are left, last entered first,
 since tasks use contexts and not the other way round.
-
-Private fields used here: ``Cell._extras``.
 """
 
 from __future__ import annotations
@@ -138,7 +136,7 @@ class ActorHost:
             cancelled, rest = split_cancelled(error)
             try:
                 if rest is not None:
-                    self._cell.system.lifecycle.task_failed(self._cell, self, rest)
+                    self._cell.system.lifecycle.task_failed(self._cell, rest)
                 if cancelled is not None:
                     raise cancelled from None
             finally:
@@ -186,7 +184,6 @@ class _Entered:
             self.waiter = None
 
     async def hold(self) -> None:
-        host = self.cell._extras.host if self.cell._extras is not None else None
         try:
             with self.scope:
                 async with self.context as value:
@@ -197,7 +194,7 @@ class _Entered:
             cancelled, rest = split_cancelled(error)
             if rest is not None:
                 if self.inside or self.waiter is None:
-                    self.cell.system.lifecycle.task_failed(self.cell, host, rest)
+                    self.cell.system.lifecycle.task_failed(self.cell, rest)
                 else:
                     self._tell(outcome.Error(rest))
             if cancelled is not None:

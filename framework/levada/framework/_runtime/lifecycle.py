@@ -56,7 +56,7 @@ from levada.framework.timers import Tick
 
 from .ask import Ask, content_of, stopped_error
 from .cell import ActorEnding, Cell, Group
-from .host import ActorHost, split_cancelled
+from .host import split_cancelled
 from .phase import PAUSED, RUNNING, STOPPED
 from .remains import drop_frames, end_handles, open_handles
 from .scheduler import InlineCoroutine
@@ -146,9 +146,9 @@ class Lifecycle:
         """Fail an actor whose mailbox is full, with the policy ``stop``."""
         self._signal(self._fail_from_outside, cell, error)
 
-    def task_failed(self, cell: Cell, host: ActorHost | None, error: BaseException) -> None:
-        """Fail an actor since one of its tasks or contexts failed."""
-        self._signal(self._task_failed, cell, host, error)
+    def task_failed(self, cell: Cell, error: BaseException) -> None:
+        """Fail an actor since one of its tasks or contexts failed; these end before their actor does."""
+        self._signal(self._task_failed, cell, error)
 
     def fail_question(self, cell: Cell, error: BaseException) -> None:
         """If the current message is an ask, fail it with `error`."""
@@ -180,15 +180,12 @@ class Lifecycle:
     def _exit(self, cell: Cell, source: Any, reason: Reason) -> None:
         if cell.phase is STOPPED:
             return
-        actor = cell._actor
-        if actor is not None and actor.trap_exits:
+        if cell._actor.trap_exits:
             cell.put_first(cell.enveloped(Exit(source, reason)))
         elif not isinstance(reason, Normal):
             self.request_now(cell, reason, True, False)
 
-    def _task_failed(self, cell: Cell, host: ActorHost | None, error: BaseException) -> None:
-        if cell._extras is None or cell._extras.host is not host:
-            return
+    def _task_failed(self, cell: Cell, error: BaseException) -> None:
         ending = cell.ending
         out_of_order = ending is not None and ending.closed and not isinstance(ending.reason, Normal | Shutdown)
         if out_of_order and _is_of_channels(error):
@@ -207,9 +204,7 @@ class Lifecycle:
         """Fail an actor with an error from outside its handlers."""
         if cell.phase is RUNNING and cell._worker is None:
             self._failed(cell, error, None, queued=not cell._idle)
-        elif cell.phase is STOPPED:
-            self._forget(error)
-        else:
+        elif cell.phase is not STOPPED:
             self._report(cell, error, None)
             if cell.phase is PAUSED or not _resumes(cell, error):
                 self.request_now(cell, Failed(error), True, False)
@@ -248,7 +243,7 @@ class Lifecycle:
         policy = extras.supervised.policy if extras.supervised is not None else None
         if final or not (isinstance(policy, RestartPolicy) and wants_restart(policy, reason)):
             ending.restart = False
-        if cancel and not ending.cancel:
+        if cancel:
             ending.cancel = True
             if cell._worker is not None:
                 cell._worker.cancel()
@@ -256,7 +251,7 @@ class Lifecycle:
             if not ending.restart:
                 self._count(cell)
                 self._terminate(cell, ending.reason)
-        elif cell.phase is PAUSED and cancel:
+        elif cancel:
             if not ending.closed:
                 self._stop_children(cell)
             elif extras.host is not None:
@@ -296,8 +291,8 @@ class Lifecycle:
 
     def _forget_failure(self, cell: Cell) -> None:
         """Drop the frames of the actor's error, since nothing else will fail with it."""
-        extras = cell._extras
-        if extras is not None and extras.failure is not None:
+        extras = cell.make_extras()
+        if extras.failure is not None:
             error, extras.failure = extras.failure, None
             self._forget(error)
 
@@ -462,12 +457,12 @@ class Lifecycle:
         assert ending is not None
         ending.closed = True
         actor = cell._actor
-        if actor is not None and not isinstance(ending.reason, Normal | Shutdown) and open_handles(actor):
+        if not isinstance(ending.reason, Normal | Shutdown) and open_handles(actor):
             # End the handles before the hook, which may finish them as if all had gone well.
             if extras.host is not None:
                 extras.host.cancel_tasks()
-            end_handles(cell._actor, ending.reason)
-        hook, arguments = self._hook(cell._actor, ending)
+            end_handles(actor, ending.reason)
+        hook, arguments = self._hook(actor, ending)
         if extras.host is None and not inspect.iscoroutinefunction(hook):
             waiting = None
             if hook is not None:
@@ -484,8 +479,6 @@ class Lifecycle:
         context.run(self._system.start_task, self._close_in_task, cell, hook, arguments, name=f"<end of {cell.path}>")
 
     def _hook(self, actor: Any, ending: ActorEnding) -> tuple[Callable[..., Any] | None, tuple[Any, ...]]:
-        if actor is None:
-            return None, ()
         if ending.restart:
             error = ending.reason.error if isinstance(ending.reason, Failed) else None
             return (actor.restarting, (error, ending.message)) if actor._has_restarting else (None, ())
@@ -496,31 +489,30 @@ class Lifecycle:
         ending = extras.ending
         assert ending is not None
         seconds, extra = self._system.stop_timeout, {"actor": cell.path}
-        # Shielded, so that a hook may await while everything around is being cancelled, but not forever.
-        with trio.CancelScope(shield=True):
+        # A hook may await while everything around is being cancelled, since the system's nursery is shielded, but not forever.
+        with trio.move_on_after(seconds) as scope:
+            try:
+                if hook is not None:
+                    result = hook(*arguments)
+                    if inspect.isawaitable(result):
+                        await result
+            except BaseException as error:
+                cancelled, rest = split_cancelled(error)
+                if rest is not None:
+                    self._hook_failed(cell, ending, rest)
+                if cancelled is not None:
+                    raise cancelled from None
+        if scope.cancelled_caught:
+            logger.warning("a hook of %s took longer than %g s: cancelled", cell.path, seconds, extra=extra)
+        if extras.host is not None:
+            if ending.cancel:
+                extras.host.cancel()
             with trio.move_on_after(seconds) as scope:
-                try:
-                    if hook is not None:
-                        result = hook(*arguments)
-                        if inspect.isawaitable(result):
-                            await result
-                except BaseException as error:
-                    cancelled, rest = split_cancelled(error)
-                    if rest is not None:
-                        self._hook_failed(cell, ending, rest)
-                    if cancelled is not None:
-                        raise cancelled from None
+                await extras.host.close()
             if scope.cancelled_caught:
-                logger.warning("a hook of %s took longer than %g s: cancelled", cell.path, seconds, extra=extra)
-            if extras.host is not None:
-                if ending.cancel:
-                    extras.host.cancel()
-                with trio.move_on_after(seconds) as scope:
-                    await extras.host.close()
-                if scope.cancelled_caught:
-                    logger.warning("tasks of %s took longer than %g s to end", cell.path, seconds, extra=extra)
-                    extras.host.cancel()
-                    await extras.host.close()
+                logger.warning("tasks of %s took longer than %g s to end", cell.path, seconds, extra=extra)
+                extras.host.cancel()
+                await extras.host.close()
         self._signal(self._conclude, cell)
 
     def _hook_failed(self, cell: Cell, ending: ActorEnding, error: BaseException) -> None:
@@ -583,7 +575,7 @@ class Lifecycle:
                     late = functools.partial(self._signal, self._out_of_time, cell, ending)
                     cell.make_extras().stop_timer = self._system.heap.after(self._system.stop_timeout, late)
                 return
-            if cell in group.members and ending is not None and not ending.concluded:
+            if ending is not None and not ending.concluded:
                 return
             group.running.pop()
         for cell in group.members:
@@ -604,7 +596,8 @@ class Lifecycle:
     def _revive_alone(self, cell: Cell) -> None:
         """Restart an actor after its back-off, unless it was stopped or joined a group meanwhile."""
         ending = cell.ending
-        if cell.phase is PAUSED and ending is not None and ending.concluded and cell._parent is not None:
+        if cell.phase is PAUSED and ending is not None and ending.concluded:
+            assert cell._parent is not None
             group = cell._parent.group
             if group is None or cell not in group.members:
                 self._revive(cell)
@@ -650,7 +643,7 @@ class Lifecycle:
         system = self._system
         left = self._fail_questions(cell, reason) if cell._batch or cell._box or cell.line else None
         actor = cell.end(reason)
-        if actor is not None and actor._has_metrics:
+        if actor._has_metrics:
             system.observe.keep(actor)
         if cell._asking is not None:
             self._fail_question_stopped(cell, reason)
@@ -671,7 +664,7 @@ class Lifecycle:
                 self._signal(self._escalated, parent, error)
             elif extras.failure is not None:
                 self._forget(extras.failure)
-        if actor is not None and (getattr(actor, "__dict__", None) or type(actor)._slots):
+        if getattr(actor, "__dict__", None) or type(actor)._slots:
             end_handles(actor, reason)
         if system.events.wants(ActorTerminated):
             system.events.publish(ActorTerminated(cell, reason))
@@ -704,7 +697,7 @@ class Lifecycle:
         return left
 
     def _hand_back(self, cell: Cell, actor: Any, left: list[Any]) -> None:
-        if actor is not None and actor._has_undelivered:
+        if actor._has_undelivered:
             try:
                 self._call(cell, actor.undelivered, left)
             except BaseException as error:
@@ -732,11 +725,9 @@ class Lifecycle:
 
 def _restarted_together(strategy: Strategy, parent: Cell, failed: Cell) -> list[Cell]:
     """List the children that restart together, in order of start, including `failed`."""
-    if strategy.scope == "one" or parent._extras is None or parent._extras.children is None:
-        return [failed]
     group = []
     seen = strategy.scope == "all"
-    for cell in parent._extras.children:
+    for cell in parent.make_extras().children or ():
         seen = seen or cell is failed
         supervised = cell.supervised
         if seen and supervised is not None and isinstance(supervised.policy, RestartPolicy):
