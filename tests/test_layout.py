@@ -1,4 +1,4 @@
-"""What holds for the whole source tree: the namespace, the public names, and what protocol cores may import."""
+"""What holds for the whole source tree: the namespace, the public names, what protocol cores may import, and that tests assert."""
 
 from __future__ import annotations
 
@@ -60,6 +60,14 @@ WHOLE_CONNECTIONS = {
     "transports/levada/transports/carriers/unix.py": "take_in",
 }
 """Functions that open or carry a whole connection, and end it for an error of its carrier. Handlers run in actors of their own."""
+KITS = {"carrier_checks", "check_linear", "explore", "log_checks", "simulate"}
+"""Parts of the test kits that raise if something is not as it should be."""
+ASSERTIONS = {"pytest.RaisesGroup", "pytest.fail", "pytest.raises", "pytest.warns"}
+WITHOUT_ASSERTION = {
+    "tests/actors/nodes/test_spark_settings.py::test_settings_under_which_nodes_live_are_taken": "they are not refused",
+    "tests/docs/test_test_actors_page.py::test_the_answer_of_the_page_comes_after_the_network_is_back": "its page asserts",
+}
+"""Tests that fail without an assertion of ours, and by what."""
 
 
 def public_modules() -> list[str]:
@@ -300,6 +308,56 @@ def caught(block: ast.Try | ast.TryStar) -> set[str]:
         for node in kinds
         if isinstance(node, ast.Attribute | ast.Name)
     }
+
+
+def asserts(node: ast.AST) -> bool:
+    """Whether a statement or an expression is there to fail a test."""
+    if isinstance(node, ast.Call):
+        name = ast.unparse(node.func)
+        return name in ASSERTIONS or name.rpartition(".")[2].startswith("assert_")
+    return isinstance(node, ast.Assert) or (isinstance(node, ast.Raise) and "AssertionError" in ast.unparse(node))
+
+
+def modules_named(path: str, node: ast.AST) -> set[str]:
+    """The files of tests that an import may mean."""
+    if isinstance(node, ast.Import):
+        return {alias.name.replace(".", "/") + ".py" for alias in node.names}
+    if not isinstance(node, ast.ImportFrom):
+        return set()
+    package = Path(path).parents[node.level - 1] if node.level else Path()
+    module = package / (node.module or "").replace(".", "/")
+    return {f"{module}.py", *(f"{module / alias.name}.py" for alias in node.names)}
+
+
+@pytest.mark.ci
+def test_each_test_asserts_something() -> None:
+    """Itself, or in a function or class that it names, from its own file, from one that this imports, or from a conftest."""
+    named: dict[str, dict[str, set[str]]] = {}
+    asserting: dict[str, set[str]] = {}
+    visible: dict[str, set[str]] = {}
+    for path in sources("tests"):
+        tree = parse(path)
+        named[path], asserting[path] = {}, set()
+        visible[path] = {path, *(str(folder / "conftest.py") for folder in Path(path).parents)}
+        visible[path] |= {name for node in ast.walk(tree) for name in modules_named(path, node)}
+        for node in tree.body:
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+                within = list(ast.walk(node))
+                named[path][node.name] = {each.id for each in within if isinstance(each, ast.Name)}
+                named[path][node.name] |= {each.arg for each in within if isinstance(each, ast.arg)}
+                if any(map(asserts, within)):
+                    asserting[path].add(node.name)
+    grown = True
+    while grown:
+        grown = False
+        for path, functions in named.items():
+            known = KITS.union(*(asserting.get(other, ()) for other in visible[path]))
+            more = {name for name, words in functions.items() if words & known} - asserting[path]
+            asserting[path] |= more
+            grown = grown or bool(more)
+    tests = {(path, name) for path, functions in named.items() for name in functions if name.startswith("test_")}
+    without = {f"{path}::{name}" for path, name in tests if name not in asserting[path]}
+    assert without == WITHOUT_ASSERTION.keys()
 
 
 def test_constraints_name_no_address() -> None:

@@ -158,9 +158,11 @@ async def test_the_owner_learns_that_a_follower_of_a_front_has_left(autojump_clo
         left.set()
 
     async with chain(at_home) as receiver:
-        await receiver.receive()
+        assert await receiver.receive() == 1
+        assert not left.is_set()
         receiver.close()
-        await left.wait()
+        with trio.fail_after(10):
+            await left.wait()
 
 
 @message("tests.forward.offer")

@@ -207,11 +207,13 @@ async def test_another_trio_run_can_neither_send_nor_ask_nor_wait(system: ActorS
 
 async def test_another_trio_run_does_not_stand_in_line_for_room(system: ActorSystem) -> None:
     gate = trio.Event()
+    handled: list[int] = []
 
     class Waits(Actor[Item]):
         @handles
         async def item(self, m: Item) -> None:
             await gate.wait()
+            handled.append(m.n)
 
     ref = system.spawn(Waits, mailbox=bounded(1))
     ref.tell(Item(1))
@@ -220,6 +222,7 @@ async def test_another_trio_run_does_not_stand_in_line_for_room(system: ActorSys
     refused_run(lambda: ref.send(Item(3)))
     gate.set()
     await wait_all_tasks_blocked()
+    assert handled == [1, 2]
 
 
 async def test_an_actor_cannot_be_ended_from_a_foreign_thread(system: ActorSystem) -> None:

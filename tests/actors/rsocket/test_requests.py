@@ -361,8 +361,11 @@ async def test_a_waiting_producer_is_cancelled() -> None:
     async with pair(handler) as (peer, _, _system):
         receiver = await peer.request_stream(b"", window=2)
         await wait_all_tasks_blocked()
+        assert not closed.is_set()
         receiver.close()
         await closed.wait()
+        await wait_all_tasks_blocked()
+        assert peer.statistics().open_streams == 0
 
 
 # ---------------------------------------------------------------- channels

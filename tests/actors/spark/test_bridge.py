@@ -84,6 +84,7 @@ from levada.framework import (  # noqa: E402
     Codec,
     Failed,
     Identity,
+    Normal,
     Ref,
     channel,
     handles,
@@ -796,7 +797,7 @@ async def test_a_subscription_ends_with_its_target(tmp_path: Path) -> None:
         await target.terminated()
         await lines.append([Line(1)])
         with trio.fail_after(100):
-            await subscription.terminated()
+            assert await subscription.terminated() == Normal()
 
 
 @pytest.mark.parametrize("group", ["\ud800", "g" * 1001, 5])

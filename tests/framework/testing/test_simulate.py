@@ -114,6 +114,8 @@ def test_what_a_paused_process_would_have_heard_arrives_in_order_after_the_pause
 
 
 def test_a_world_ends_while_a_cut_is_to_heal_and_a_thread_works() -> None:
+    ends: list[float] = []
+
     async def wait() -> None:
         while True:
             await PLATFORM.get().run_in_thread(str)
@@ -122,9 +124,11 @@ def test_a_world_ends_while_a_cut_is_to_heal_and_a_thread_works() -> None:
         await world.start("a", wait)
         await trio.sleep(1)
         world.cut("A", "B", seconds=1e-9)
+        ends.append(trio.current_time())
 
     for seed in range(3):
         simulate(scenario, seeds=[seed], machines=["A", "B"])
+    assert ends == [pytest.approx(1.0)] * 3
 
 
 @pytest.mark.parametrize("one_way", [True, False])

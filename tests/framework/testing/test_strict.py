@@ -15,6 +15,7 @@ from levada.framework import (
     Asks,
     Behaviour,
     Down,
+    Killed,
     Normal,
     Ref,
     bounded,
@@ -365,7 +366,7 @@ async def test_a_killed_handler_leaves_nothing_open(autojump_clock: MockClock) -
         sleeper.tell(Order([]))
         await wait_all_tasks_blocked()
         sleeper.kill()
-        await sleeper.terminated()
+        assert await sleeper.terminated() == Killed()
 
 
 # ---------------------------------------------------------------- the rest of the actor's life
