@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import trio
 from tests.actors import carried
-from trio.testing import MockClock
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.authenticators import BearerTokens
 from levada.actors.maop import (
@@ -163,7 +163,7 @@ async def test_ma134_the_approval_index_spots_abuse(start: Start) -> None:
             await ends.peer.request(999)
         assert ends.listener.approval_indexes() == {"client-1": 0.75}
         await ends.peer.aclose()
-        await trio.sleep(0.01)
+        await wait_all_tasks_blocked()
         assert ends.listener.approval_indexes() == {"client-1": 0.75}
 
 

@@ -204,9 +204,15 @@ async def test_held_link_stops_the_peer_and_release_goes_on() -> None:
     a, b = memory_connections(MemoryConfig(window=1000, high_watermark=500))
     x = await a.open_stream()
     a.link.hold()
-    with trio.move_on_after(0.02):
+
+    async def send() -> None:
         while True:
             await x.send_all(bytes(100))
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(send)
+        await trio.testing.wait_all_tasks_blocked()
+        nursery.cancel_scope.cancel()
     assert x.unacked == 1600
     assert b.accept_stream_nowait() is None
     a.link.release()
