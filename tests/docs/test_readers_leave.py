@@ -168,9 +168,9 @@ async def test_a_single_answer_that_no_one_waits_for(autojump_clock: MockClock, 
         await tell(module.Ask("EURUSD", mine))
         theirs.close()
         await wait_all_tasks_blocked()
-        mine, theirs = oneshot(Any)
-        await tell(module.Ask("EURUSD", mine))
-        assert await theirs == 1.08
+        ours, price = oneshot(float)
+        await tell(module.Ask("EURUSD", ours))
+        assert await price == 1.08
 
 
 @pytest.mark.parametrize("way", WAYS)
