@@ -31,7 +31,7 @@ LIMITS = {
     "rsocket": (71, 13),
     "aqueduct": (61, 13),
     "aqueduct-sender": (584, 36),
-    "maop": (250, 24),
+    "maop": (234, 22),
     "durable": (111, 19),
     "spark": (271, 32),
 }

@@ -462,10 +462,12 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         if stream_id & _UNIDIRECTIONAL:
             if self.forgets_ended or direction == _RECEIVING:
                 self.forget(stream_id)
-        elif self.forgets_ended and stream_id in self._streams:
-            over = self._directions[stream_id] = self._directions.get(stream_id, 0) | direction
+        elif self.forgets_ended:
+            over = self._directions.get(stream_id, 0) | direction
             if over == _BOTH:
                 self.forget(stream_id)
+            elif stream_id in self._streams:
+                self._directions[stream_id] = over
 
     def forget(self, stream_id: int) -> bool:
         """A stream is over; return whether it was in use."""

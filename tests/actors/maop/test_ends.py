@@ -125,8 +125,8 @@ async def test_ma89_kinds_that_running_operations_need_may_begin_while_draining(
         nursery.start_soon(ends.caller.aclose)
         begin = partial(begin_operation, ends.client)
         operations = [  # the client has not heard of it
-            begin(lambda: core.send_request(102, b"", now=trio.current_time())),
-            begin(lambda: core.send_request(103, b"x", now=trio.current_time())),
+            begin(lambda now: core.send_request(102, b"", now=now)),
+            begin(lambda now: core.send_request(103, b"x", now=now)),
         ]
         await trio.sleep(1)
         with pytest.raises(OperationRefused) as refused:

@@ -25,7 +25,7 @@ async def test_ma133_prometheus_reads_the_metrics_by_their_names(start: Start) -
     async with start({101: echo}) as ends:
         exporter = metrics.Metrics(ends.system)
         for value in (1.0, 2.5, 40.0):
-            ends.listener.metrics.histogram(7).observe(value)
+            ends.listener.metrics.handler_latency_ms[7].observe(value)
         for _ in range(2):
             await ends.peer.request(101, b"12345")
         with pytest.raises(OperationRefused):

@@ -273,10 +273,11 @@ def test_timers_are_bounded_by_who_uses_them() -> None:
     for n in range(10_000):
         owner = Owner()
         timers.set(owner, 1000.0 + n)
-        timers.settle()
+        for _ in range(n % 3):  # it is removed in its first turn, in its second one, or when it is filed
+            assert timers.next() == 1000.0 + n
         timers.set(owner, None)
-    timers.settle()
-    assert (len(timers._heap) < 200, timers._due, timers._fresh) == (True, {}, [])
+    assert timers.next() is None
+    assert (len(timers._heap) < 200, timers._due, timers._fresh, timers._young) == (True, {}, [], [])
     moved, taken = Owner(), Owner()
     timers.set(moved, 1.0)
     timers.set(taken, 1.5)

@@ -190,7 +190,8 @@ class MaopDriver(MaopStreams):
         if self.records.verbose:
             self.records.outcome(event)
         if operation is not None:
-            operation.end(event)
+            operation.outcome = event
+            operation.wake()
 
     def _on_wanted(self, event: BodyWanted) -> None:
         operation = self.operations.get(event.stream_id)
@@ -227,7 +228,7 @@ class MaopDriver(MaopStreams):
     def _on_offered(self, event: OperationOffered) -> None:
         execution = self._execution(event.operation)
         if execution is not None:
-            execution.offered()
+            execution.submit()
 
     def _on_execute(self, event: Execute) -> None:
         operation = event.operation
@@ -349,7 +350,7 @@ class MaopDriver(MaopStreams):
     def finished(self, operation: Received, began: float, now: float, size: int) -> None:
         """Count and log an operation whose handler succeeded."""
         metrics = self.shared.metrics
-        metrics.histogram(operation.msg_id).observe(1000 * (now - began))
+        metrics.handler_latency_ms[operation.msg_id].observe(1000 * (now - began))
         if not operation.is_request:
             metrics.upload_latency_ms.observe(1000 * (now - operation.since))
         if self.records.verbose:

@@ -1,7 +1,7 @@
 """Operations of the peer while the user's code runs: at the gate, at work, and undoing work that was cut short.
 
 * An operation is a record in the core until the core offers it or orders its execution. From then on it belongs to an `Execution`, a
-  child that the connection drives by direct calls (`offered`, `execute`, `cancelled`). These run no user code, and raise nothing.
+  child that the connection drives by direct calls (`submit`, `execute`, `cancelled`). These run no user code, and raise nothing.
 * The user's code runs in a handler of that actor, once the limiter has given it a place: at the gate, at work, and to undo. To end a
   running operation, the connection kills its actor, whose handler undoes the work before the actor stops.
 * When its operation is over, the actor is idle until the next one (`levada.actors.pool`).
@@ -9,7 +9,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Coroutine
+from collections.abc import Awaitable
 from contextlib import aclosing, nullcontext
 from typing import TYPE_CHECKING, Any, Final
 
@@ -135,14 +135,8 @@ class Execution(Pooled):
 
     def take(self, operation: Received, handler: Handler) -> None:
         """Take up an operation."""
-        self.operation, self.handler = operation, handler
-        consumed = self.connection.consumed if operation.spec.streaming else None
-        self.call = Call(operation, self.connection.handle, consumed)
+        self.operation, self.handler, self.call = operation, handler, Call(operation, self.connection)
         self.busy, self.reason, self.working = True, "", False
-
-    def offered(self) -> None:
-        """Decide whether the operation may begin."""
-        self._submit()
 
     def execute(self, body: bytes | None) -> None:
         """Begin to work. `body` is the whole body, or ``None`` if the body comes in pieces."""
@@ -151,16 +145,18 @@ class Execution(Pooled):
             self.call.give(body)
         elif self.operation.length is None:
             self.connection.shared.metrics.streaming_open += 1
-        self._submit()
+        self.submit()
 
-    def _submit(self) -> None:
+    def submit(self) -> None:
+        """Ask for a place: at the gate, where the user's code decides whether the operation may begin, or to work."""
         self.placed = True
         self.connection.shared.limiter.submit(self, self.operation.priority, self.operation.length or 0)
 
     def cancelled(self, event: OperationCancelled) -> None:
         """End the operation, and undo its work. Source: MA-113, MA-115."""
         self.reason = event.reason or "cancelled"
-        self._ended()
+        if self.operation.length is None:
+            self._ended()
         if self.running:
             self.ref.kill()
         elif not self.placed or self.connection.shared.limiter.withdraw(self):
@@ -168,10 +164,11 @@ class Execution(Pooled):
             self.ref.tell(UNDO)
 
     def _ended(self) -> None:
-        if self.working and self.operation.length is None and self.operation.spec.streaming:
+        """Count the end of a body of undefined length."""
+        if self.working and self.operation.spec.streaming:
             metrics = self.connection.shared.metrics
             metrics.streaming_open -= 1
-            metrics.streaming_duration_ms.observe(1000 * (trio.current_time() - self.operation.approved_at))
+            metrics.streaming_duration_ms.observe(1000 * (self.connection.clock() - self.operation.approved_at))
 
     def begin(self) -> None:
         """Use the place that the limiter gives."""
@@ -179,23 +176,15 @@ class Execution(Pooled):
         self.own.tell(BEGIN)
 
     @handles
-    def on_begin(self, m: Begin) -> Coroutine[Any, Any, None]:
+    async def on_begin(self, m: Begin) -> None:
         """Run the user's code, unless the operation was cancelled before its turn came."""
         self.placed = False
         self.connection.unbegun -= 1
         if self.reason:
             self.connection.shared.limiter.done()
-            return self._undo_only()
-        self.running, self.fit = True, False  # fit again when it ends normally
-        return self._run()
-
-    @handles
-    def on_undo(self, m: Undo) -> Coroutine[Any, Any, None]:
-        """Undo an operation that was cut short between the gate and the work."""
-        return self._undo_only()
-
-    async def _run(self) -> None:
-        in_order = False
+            await self.on_undo(UNDO)
+            return
+        self.running, self.fit, in_order = True, False, False  # fit again when it ends normally
         try:
             if self.code is None:
                 self.code = self.handler.code or ActorCode(self.connection, self.handler)
@@ -214,7 +203,9 @@ class Execution(Pooled):
         if not self.busy:
             self._rest()
 
-    async def _undo_only(self) -> None:
+    @handles
+    async def on_undo(self, m: Undo) -> None:
+        """Undo an operation that was cut short between the gate and the work."""
         await self._undo_in_turn()
         self._rest()
 
@@ -232,7 +223,7 @@ class Execution(Pooled):
 
     async def _undo(self) -> None:
         self.busy = False
-        with trio.CancelScope(shield=True, deadline=trio.current_time() + self.connection.config.cancel_timeout):
+        with trio.CancelScope(shield=True, deadline=self.connection.clock() + self.connection.config.cancel_timeout):
             try:
                 if self.code is not None:
                     await self.code.undo(self.call, self.reason)
@@ -257,25 +248,25 @@ class Execution(Pooled):
             self._refuse(ErrorCode.EXECUTION_ERROR, None)
             in_order = False
         else:
-            connection.feed(connection.core.proceed(operation.stream_id, now=trio.current_time()))
-        connection.shared.metrics.approval_latency_ms.observe(1000 * (trio.current_time() - operation.since))
+            connection.feed(connection.core.proceed(operation.stream_id, now=connection.clock()))
+        connection.shared.metrics.approval_latency_ms.observe(1000 * (connection.clock() - operation.since))
         return in_order
 
     def _refuse(self, code: int, retry_after: float | None) -> None:
         core, stream_id = self.connection.core, self.operation.stream_id
         try:
-            core.refuse(stream_id, code, retry_after or 0.0, now=trio.current_time())
+            core.refuse(stream_id, code, retry_after or 0.0, now=self.connection.clock())
         except LocalProtocolError:  # the code is reserved
-            core.refuse(stream_id, ErrorCode.UNKNOWN_ERROR, now=trio.current_time())
+            core.refuse(stream_id, ErrorCode.UNKNOWN_ERROR, now=self.connection.clock())
         self._over()
 
     def _over(self) -> None:
         """Record that this side has ended the operation."""
         connection = self.connection
         self.busy = False
-        if self.code is not None:
+        if type(self.code) is ActorCode:
             self.code.close()
-        if connection.executions.pop(self.operation.stream_id, None) is not None:
+        if connection.executions.pop(self.operation.stream_id, None) is not None and self.operation.length is None:
             self._ended()
         connection.flush_soon()
 
@@ -288,10 +279,12 @@ class Execution(Pooled):
             tracing = connection.shared.tracing
             with serving(tracing, operation, connection.remote) if tracing is not None else _UNTRACED:
                 value = await code.execute(self.call)
-                if operation.is_request:
-                    size = await self._answer(value)
+                if not operation.is_request:
+                    connection.core.finish(operation.stream_id, now=connection.clock())
+                elif value is None:
+                    connection.core.respond(operation.stream_id, now=connection.clock())
                 else:
-                    connection.core.finish(operation.stream_id, now=trio.current_time())
+                    size = await self._answer(value)
             now = connection.core.now
         except OperationError as error:
             self._fail(error.code, error.detail)
@@ -310,9 +303,9 @@ class Execution(Pooled):
         """Report that the handler failed. Source: MA-77, MA-79."""
         core, stream_id = self.connection.core, self.operation.stream_id
         try:
-            core.fail(stream_id, code, reason, now=trio.current_time())
+            core.fail(stream_id, code, reason, now=self.connection.clock())
         except LocalProtocolError:  # the code is reserved
-            core.fail(stream_id, ErrorCode.UNKNOWN_ERROR, reason, now=trio.current_time())
+            core.fail(stream_id, ErrorCode.UNKNOWN_ERROR, reason, now=self.connection.clock())
         self._over()
         self.connection.records.step("failed", self.operation, code=code)
 
@@ -343,15 +336,12 @@ class Execution(Pooled):
     async def _answer(self, value: Any) -> int:
         """Respond; return the number of bytes in the body. Source: MA-65, MA-96 to MA-99a."""
         core, stream_id = self.connection.core, self.operation.stream_id
-        if value is None:
-            core.respond(stream_id, now=trio.current_time())
-            return 0
         source = await self._source(value)
         wanted = self.operation.response_msg_id
         typed = wanted == 0 or wanted in self.operation.spec.success_layout
         kind = source.content_type if typed else None
         if source.whole is not None:
-            core.respond(stream_id, source.whole, kind, now=trio.current_time())
+            core.respond(stream_id, source.whole, kind, now=self.connection.clock())
             size = len(source.whole)
         else:
             size = await self._stream(source, kind)
@@ -370,18 +360,18 @@ class Execution(Pooled):
         """Answer piece by piece, as fast as the peer takes it."""
         connection, stream_id = self.connection, self.operation.stream_id
         core = connection.core
-        core.start_response(stream_id, source.length, kind, now=trio.current_time())
+        core.start_response(stream_id, source.length, kind, now=connection.clock())
         size = 0
         if source.length == 0:
             return 0
         async with aclosing(source.pieces()) as pieces:
             async for piece in pieces:
                 size += len(piece)
-                core.send_body(stream_id, piece, now=trio.current_time())
+                core.send_body(stream_id, piece, now=connection.clock())
                 try:
                     await connection.room(stream_id)
                 except CarrierError:
                     # The core learns of it too, and cancels this scope.
                     await trio.sleep_forever()
-        core.end_body(stream_id, now=trio.current_time())
+        core.end_body(stream_id, now=connection.clock())
         return size

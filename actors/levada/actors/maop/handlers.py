@@ -22,6 +22,7 @@ from .errors import OperationError, Refuse
 if TYPE_CHECKING:
     from levada.transports.maop import Received
 
+    from .connection import MaopDriver
     from .peer import Peer
 
 __all__ = [
@@ -47,18 +48,21 @@ class Reply:
 class Call:
     """One operation of a peer, as its handler sees it. Source: MA-114."""
 
-    __slots__ = ("_body", "_chunks", "_consumed", "_ended", "_news", "_whole", "operation", "peer")
+    __slots__ = ("_chunks", "_connection", "_ended", "_news", "_whole", "operation")
 
-    def __init__(self, operation: Received, peer: Peer, consumed: Callable[[int, int], None] | None) -> None:
+    def __init__(self, operation: Received, connection: MaopDriver) -> None:
         self.operation = operation
         """The operation's header: ``msg_id``, ``length``, ``priority``, …"""
-        self.peer = peer
-        """The peer that sent the operation; a handler may call it."""
-        self._consumed = consumed
+        self._connection = connection
         self._whole: bytes | None = None
         self._chunks: deque[bytes | memoryview] | None = None  # made when needed: an empty deque takes 760 bytes
         self._ended = False
         self._news: trio.Event | None = None
+
+    @property
+    def peer(self) -> Peer:
+        """The peer that sent the operation; a handler may call it."""
+        return self._connection.handle
 
     @property
     def msg_id(self) -> int:
@@ -133,8 +137,8 @@ class Call:
             self._news = trio.Event()
             await self._news.wait()
         chunk = self._chunks.popleft()
-        if self._consumed is not None:
-            self._consumed(self.operation.stream_id, len(chunk))
+        if self.operation.spec.streaming:
+            self._connection.consumed(self.operation.stream_id, len(chunk))
         return chunk
 
     @overload
@@ -150,7 +154,7 @@ class Call:
         """
         if self._whole is None:
             raise LocalProtocolError("decode() needs the whole body: await call.body() first", rule="MA-113")
-        return self.peer.codec.decode(self._whole, expected)
+        return self._connection.config.codec.decode(self._whole, expected)
 
     def give(self, whole: bytes) -> None:
         """Take the whole body."""
@@ -259,9 +263,6 @@ class Code(Protocol):
     async def undo(self, call: Call, reason: str) -> None:
         """Undo work that was cut short."""
 
-    def close(self) -> None:
-        """Record that the operation has ended."""
-
 
 class FunctionCode:
     """The functions of a `Handler`, used for all its operations."""
@@ -282,9 +283,6 @@ class FunctionCode:
         """Call the ``on_cancel`` function, if there is one."""
         if self._undo is not None:
             await self._undo(call, reason)
-
-    def close(self) -> None:
-        """Do nothing: functions keep no state."""
 
 
 @attrs.frozen

@@ -6,7 +6,7 @@ Counters that the cores keep themselves are read only on request, so they cost a
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
@@ -27,7 +27,7 @@ _BOUNDS: Final = tuple(float(f"{m}e{e}") for e in range(-2, 7) for m in (1, 1.5,
 class Histogram:
     """Counts values in buckets that grow by half; quantiles have the same precision."""
 
-    __slots__ = ("buckets", "count", "total")
+    __slots__ = ("buckets", "total")
 
     bounds: Final = _BOUNDS
     """Upper bounds of all buckets but the last, which has none."""
@@ -35,15 +35,17 @@ class Histogram:
     def __init__(self) -> None:
         self.buckets = [0] * (len(_BOUNDS) + 1)
         """The number of values in each bucket, not cumulative."""
-        self.count = 0
-        """The number of values."""
         self.total = 0.0
         """The sum of the values."""
+
+    @property
+    def count(self) -> int:
+        """The number of values."""
+        return sum(self.buckets)
 
     def observe(self, value: float) -> None:
         """Count a value."""
         self.buckets[bisect_left(_BOUNDS, value)] += 1
-        self.count += 1
         self.total += value
 
     def distribution(self) -> Distribution:
@@ -71,7 +73,7 @@ class Metrics:
     """Everything that one listener, or one client, counts."""
 
     def __init__(self) -> None:
-        self.handler_latency_ms: dict[int, Histogram] = {}
+        self.handler_latency_ms: defaultdict[int, Histogram] = defaultdict(Histogram)
         """Time from Execute to the answer, by msg_id."""
         self.success_count: Counter[str] = Counter()
         """Successes sent, by content type; the empty text stands for those without a body."""
@@ -124,13 +126,6 @@ class Metrics:
             late=core.signals.late,
             invalid=statistic.invalid_content_types,
         )
-
-    def histogram(self, msg_id: int) -> Histogram:
-        """Return the latency histogram of one handler."""
-        found = self.handler_latency_ms.get(msg_id)
-        if found is None:
-            found = self.handler_latency_ms[msg_id] = Histogram()
-        return found
 
     def succeeded(self, content_type: str | None, size: int) -> None:
         """Count a Success that was sent."""

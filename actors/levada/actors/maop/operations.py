@@ -8,7 +8,7 @@ While the peer allows no further stream, callers wait in a queue by priority and
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from contextlib import aclosing
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -17,6 +17,7 @@ import trio
 
 from levada.actors.pool import Pooled
 from levada.framework import Reason
+from levada.framework.embedding import ActorPhase
 from levada.framework.errors import CarrierError, ConnectionClosed, LevadaError
 from levada.transports.maop import Completed, ConnectionState, ErrorCode, Failed, FairQueue
 from levada.transports.maop import Refused as RefusedEvent
@@ -32,8 +33,8 @@ if TYPE_CHECKING:
 __all__ = ["Begin", "CreditQueue", "Outcome", "OwnOperation", "begin_operation"]
 
 Outcome: TypeAlias = Completed | RefusedEvent | Failed
-Begin: TypeAlias = Callable[[], int]
-"""Begins an operation in the core; returns its stream id."""
+Begin: TypeAlias = Callable[..., int]
+"""Begins an operation in the core, at the moment given as ``now``; returns its stream id."""
 
 
 class OwnOperation(Pooled):
@@ -55,11 +56,6 @@ class OwnOperation(Pooled):
     """Bytes in them."""
     _waiter: trio.lowlevel.Task | None = attrs.field(default=None, init=False)
     _uploading: trio.CancelScope | None = attrs.field(default=None, init=False)
-
-    def take(self, stream_id: int) -> None:
-        """Take up an operation that has begun."""
-        self.stream_id, self.busy = stream_id, True
-        self.connection.operations[stream_id] = self
 
     def taken(self, size: int) -> None:
         """Count bytes of a streamed Response that the reader has taken."""
@@ -93,14 +89,13 @@ class OwnOperation(Pooled):
                 connection.shut()
             if self.outcome is None:
                 self._cancel()
-                self.end(
-                    OperationStopped(
-                        f"the actor of stream {self.stream_id} was stopped",
-                        code=ErrorCode.CANCELLED,
-                        actor=self.ref.path,
-                        reason=reason,
-                    )
+                self.outcome = OperationStopped(
+                    f"the actor of stream {self.stream_id} was stopped",
+                    code=ErrorCode.CANCELLED,
+                    actor=self.ref.path,
+                    reason=reason,
                 )
+                self.wake()
 
     def wake(self) -> None:
         """Wake the caller, because something has happened."""
@@ -111,28 +106,14 @@ class OwnOperation(Pooled):
         if self._uploading is not None and self.outcome is not None:
             self._uploading.cancel()
 
-    async def news(self) -> None:
-        """Wait until something happens."""
+    def news(self) -> Awaitable[None]:
+        """Wait until something happens; await it at once."""
         self._waiter = trio.lowlevel.current_task()
-        await trio.lowlevel.wait_task_rescheduled(self._wait_no_more)
+        return trio.lowlevel.wait_task_rescheduled(self._wait_no_more)  # noqa: ASYNC105 - a coroutine less for each request
 
     def _wait_no_more(self, _: object) -> trio.lowlevel.Abort:
         self._waiter = None
         return trio.lowlevel.Abort.SUCCEEDED
-
-    def end(self, outcome: Outcome | OperationStopped) -> None:
-        """Set the outcome."""
-        self.outcome = outcome
-        self.wake()
-
-    async def finish(self, source: BodySource) -> Completed:
-        """Send the body, if it comes in pieces, and wait for the end; raise `MaopError` if the operation did not succeed."""
-        if source.whole is None:
-            await self.upload(source)
-        while self.outcome is None:
-            await self.news()
-        outcome = self.outcome
-        return outcome if type(outcome) is Completed else self.result()
 
     async def upload(self, source: BodySource) -> None:
         """Send a body in pieces when the peer asks for it, as fast as the peer takes it, and stop when the peer says so."""
@@ -191,14 +172,16 @@ def make_error(outcome: RefusedEvent | Failed, *, lost: bool) -> MaopError:
 
 def begin_operation(connection: MaopStreams, begin: Begin) -> OwnOperation:
     """Begin an operation; raises the errors of `begin`."""
-    if connection.ending:
+    if connection.own.phase is not ActorPhase.RUNNING:
         raise ConnectionClosed("the connection's actor is ending")
     operation = connection.idle.take(OwnOperation)
     try:
-        operation.take(begin())
+        operation.stream_id = stream_id = begin(now=connection.clock())
     except BaseException:
         connection.idle.put(operation)
         raise
+    operation.busy = True
+    connection.operations[stream_id] = operation
     connection.flush_soon()
     return operation
 
@@ -226,7 +209,18 @@ class CreditQueue:
     def __len__(self) -> int:
         return len(self._queue)
 
-    async def begin(self, connection: MaopStreams, begin: Begin, priority: int) -> OwnOperation:
+    def begin(self, connection: MaopStreams, begin: Begin) -> OwnOperation | None:
+        """Begin an operation if a stream is free and no caller waits for one; raise the errors of `begin`."""
+        core = connection.core
+        if self._queue.waiting:
+            return None
+        if not core.can_open(request=self._request):
+            connection.refresh_credit()
+            if not core.can_open(request=self._request) and core.state is ConnectionState.OPEN:
+                return None
+        return begin_operation(connection, begin)
+
+    async def wait(self, connection: MaopStreams, begin: Begin, priority: int) -> OwnOperation:
         """Begin an operation as soon as a stream is free and its turn has come.
 
         Raises:
@@ -235,13 +229,6 @@ class CreditQueue:
         Cancellation:
             nothing was begun.
         """
-        if not self._queue.waiting:
-            core = connection.core
-            if core.can_open(request=self._request):
-                return begin_operation(connection, begin)
-            connection.refresh_credit()
-            if core.can_open(request=self._request) or core.state is not ConnectionState.OPEN:
-                return begin_operation(connection, begin)
         waiting = Waiting(begin)
         self._queue.push(waiting, priority, 0, trio.current_time())
         if not self._opening:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, nullcontext
-from functools import partial
+from functools import lru_cache, partial
 from typing import TYPE_CHECKING, Any, Self, TypedDict, TypeVar, Unpack, overload
 
 import attrs
@@ -30,7 +30,7 @@ from .config import RetryPolicy
 from .errors import MaopError, OperationFailed
 from .handlers import Reply
 from .metrics import Metrics
-from .operations import OwnOperation
+from .operations import Begin, OwnOperation
 from .tracing import field_of
 
 if TYPE_CHECKING:
@@ -201,19 +201,16 @@ class Peer:
         _milliseconds(timeout)
         source = await make_source(body, self.codec, length)
         calling = self._calling("message", msg_id)
-
-        def begin() -> int:
-            return self._connection.core.send_message(
-                msg_id,
-                source.whole,
-                length=source.length,
-                priority=priority,
-                key=idempotency or b"",
-                trace=b"" if calling is None else calling.field,
-                timeout=timeout,
-                now=trio.current_time(),
-            )
-
+        begin = partial(
+            self._connection.core.send_message,
+            msg_id,
+            source.whole,
+            length=source.length,
+            priority=priority,
+            key=idempotency or b"",
+            trace=b"" if calling is None else calling.field,
+            timeout=timeout,
+        )
         perform = partial(self._perform, begin, source, priority, request=False)
         if retry is not None:
             perform = partial(self._repeat, perform, source, retry, keyed=bool(idempotency))
@@ -255,20 +252,17 @@ class Peer:
         Raises:
             OperationFailed: also with RESPONSE_MISMATCH (18) or RESPONSE_CONSUME (19), if the Response does not decode; the peer is told.
         """
+        codec = self._connection.config.codec
         source = (
-            quick_source(body, self.codec)
+            quick_source(body, codec)
             if type(body) is bytes and length is None
-            else await make_source(body, self.codec, length)
+            else await make_source(body, codec, length)
         )
-        terms = ResponseTerms(
-            msg_id=response_id,
-            success_layout=success_layout,
-            timeout_ms=_milliseconds(timeout),
-            acknowledge=response is bytes or response is Reply,
-            max_size=max_response,
+        terms = _terms(
+            response_id, success_layout, timeout, False, response is bytes or response is Reply, max_response
         )
         calling = self._calling("request", msg_id)
-        begin = partial(self._send_request, msg_id, source, terms, priority, idempotency, calling)
+        begin = self._sending(msg_id, source, terms, priority, idempotency, calling)
         if retry is None and calling is None:
             done = await self._perform(begin, source, priority, request=True)
         else:
@@ -324,15 +318,9 @@ class Peer:
         ``TimesConfig.response_transfer_timeout`` seconds, the operation fails with TIMEOUT. Arguments are as for `request`.
         """
         source = await make_source(body, self.codec, length)
-        terms = ResponseTerms(
-            msg_id=response_id,
-            success_layout=success_layout,
-            timeout_ms=_milliseconds(timeout),
-            streamed=True,
-            max_size=max_response,
-        )
+        terms = _terms(response_id, success_layout, timeout, True, True, max_response)
         calling = self._calling("request", msg_id)
-        begin = partial(self._send_request, msg_id, source, terms, priority, idempotency, calling)
+        begin = self._sending(msg_id, source, terms, priority, idempotency, calling)
         with nullcontext() if calling is None else calling.span:
             operation = await self._begin(begin, priority, request=True)
             try:
@@ -355,11 +343,11 @@ class Peer:
         """Run a native Test; return ``None`` if the answer is right, otherwise the differences. Source: MA-100 to MA-110."""
         plan = plan or TestPlan(mode=0)
         source = quick_source(plan.encode(), self.codec)
-        terms = ResponseTerms(timeout_ms=_milliseconds(timeout), max_size=None)
-        begin = partial(self._send_request, 1, source, terms, priority, None, None)
+        terms = _terms(0, None, timeout, False, True, None)
+        begin = self._sending(1, source, terms, priority, None, None)
         return check_test(plan, await self._perform(begin, source, priority, request=True))
 
-    def _send_request(
+    def _sending(
         self,
         msg_id: int,
         source: BodySource,
@@ -367,9 +355,10 @@ class Peer:
         priority: int,
         key: bytes | None,
         calling: _Calling | None,
-    ) -> int:
-        """Begin a Request, for which there is a stream now; return its id."""
-        return self._connection.core.send_request(
+    ) -> Begin:
+        """Return the call that begins a Request."""
+        return partial(
+            self._connection.core.send_request,
             msg_id,
             source.whole,
             response=terms,
@@ -377,7 +366,6 @@ class Peer:
             priority=priority,
             key=key or b"",
             trace=b"" if calling is None else calling.field,
-            now=trio.current_time(),
         )
 
     def _calling(self, kind: str, msg_id: int) -> _Calling | None:
@@ -386,21 +374,24 @@ class Peer:
         tracing = connection.shared.tracing
         return None if tracing is None else _Calling(tracing, f"{kind} {msg_id}", str(connection.remote))
 
-    async def _begin(self, begin: Callable[[], int], priority: int, *, request: bool) -> OwnOperation:
+    async def _begin(self, begin: Begin, priority: int, *, request: bool) -> OwnOperation:
         connection = self._connection
         await trio.lowlevel.checkpoint_if_cancelled()
         if connection.core.state is not ConnectionState.OPEN:
             raise connection.error()
-        return await connection.credit[request].begin(connection, begin, priority)
+        queue = connection.credit[request]
+        return queue.begin(connection, begin) or await queue.wait(connection, begin, priority)
 
-    async def _perform(
-        self, begin: Callable[[], int], source: BodySource, priority: int, *, request: bool
-    ) -> Completed:
+    async def _perform(self, begin: Begin, source: BodySource, priority: int, *, request: bool) -> Completed:
         connection = self._connection
         operation = await self._begin(begin, priority, request=request)
         since = connection.core.now
         try:
-            done = await operation.finish(source)
+            if source.whole is None:
+                await operation.upload(source)
+            while operation.outcome is None:
+                await operation.news()
+            done = operation.result()
         except MaopError as error:
             if request and error.code is not None:
                 connection.shared.metrics.response_fail[error.code] += 1
@@ -516,6 +507,26 @@ class ReplyStream:
         chunk = operation.chunks.popleft()
         operation.taken(len(chunk))
         return chunk
+
+
+@lru_cache(typed=True)
+def _terms(
+    response_id: int,
+    success_layout: bool | None,
+    timeout: float | None,
+    streamed: bool,
+    acknowledge: bool,
+    max_response: int | None,
+) -> ResponseTerms:
+    """Return what a Request wants of its Response. Most Requests want the same: to make the terms takes 0.9 µs, to find them 0.2."""
+    return ResponseTerms(
+        msg_id=response_id,
+        success_layout=success_layout,
+        timeout_ms=_milliseconds(timeout),
+        streamed=streamed,
+        acknowledge=acknowledge,
+        max_size=max_response,
+    )
 
 
 def _milliseconds(timeout: float | None) -> int:

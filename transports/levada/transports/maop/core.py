@@ -253,6 +253,9 @@ class MaopCore(Side):
     def retire(self, operation: EndedOperation) -> None:
         """Replace an ended operation; its stream is remembered until the peer's direction has ended too."""
         stream_id = operation.stream_id
+        operation.deadline = None
+        if operation.filed is not None:
+            self.timers.set(operation, None)
         self.operations -= 1
         if operation.fin:
             del self.streams[stream_id]
@@ -262,26 +265,26 @@ class MaopCore(Side):
 
     def on_proceed(self, stream_id: int, now: float) -> None:
         """Process a Proceed. Source: MA-48."""
-        operation = self._target(stream_id, now)
-        if operation is not None:
+        operation = self.streams.get(stream_id)
+        if type(operation) is Outgoing:
             operation.on_proceed(now)
+        else:
+            self._late(stream_id, now)
 
     def on_refuse(self, stream_id: int, retry_ms: int, code: int, now: float) -> None:
         """Process a Refuse. Source: MA-49."""
-        operation = self._target(stream_id, now)
-        if operation is not None:
+        operation = self.streams.get(stream_id)
+        if type(operation) is Outgoing:
             operation.on_refuse(retry_ms, code, now)
+        else:
+            self._late(stream_id, now)
 
-    def _target(self, stream_id: int, now: float) -> Outgoing | None:
-        """Find our operation that a signal is about. Source: MA-80."""
-        entry = self.streams.get(stream_id)
-        if type(entry) is Outgoing:
-            return entry
-        if self._known(stream_id) and stream_id & 1 == self._parity:
+    def _late(self, stream_id: int, now: float) -> None:
+        """Count a decision about what is no operation of ours, or no longer. Source: MA-80."""
+        if stream_id & 1 == self._parity and self._known(stream_id):
             self.signals.late += 1
         else:
             self.signals.unknown(now)
-        return None
 
     def on_done(self, stream_id: int, start_ms: int, time_ms: int, now: float) -> None:
         """Process a Done for a Message or a Response of ours."""
@@ -354,8 +357,7 @@ class MaopCore(Side):
         Source: section 6, MA-55 to MA-57, MA-122.
         """
         size = self._check_start(msg_id, body, length, priority, key, while_draining, unidirectional=True)
-        operation = Outgoing(self, self._next_id[True], size, body, DEFAULT_TERMS, now)
-        operation.timeout = timeout
+        operation = Outgoing(self, self._next_id[True], size, body, DEFAULT_TERMS, timeout, now)
         self._start(operation, MESSAGE.pack(0, msg_id, size, priority), priority, key, trace, now)
         return operation.stream_id
 
@@ -390,9 +392,8 @@ class MaopCore(Side):
         wanted = response.msg_id
         if not 0 <= timeout_ms < 2**32 or not 0 <= wanted < 65_536:
             raise LocalProtocolError(f"timeout {timeout_ms} ms or response {wanted} out of range", rule="MA-4")
-        operation = Outgoing(self, self._next_id[False], size, body, response, now)
-        if timeout_ms:
-            operation.timeout = timeout_ms / 1000 + self.config.times.response_grace
+        timeout = timeout_ms / 1000 + self.config.times.response_grace if timeout_ms else None
+        operation = Outgoing(self, self._next_id[False], size, body, response, timeout, now)
         self._start(operation, REQUEST.pack(1, msg_id, size, priority, wanted, timeout_ms), priority, key, trace, now)
         return operation.stream_id
 
@@ -443,7 +444,9 @@ class MaopCore(Side):
             self.emit(Begun(stream_id, msg_id, None if length == UNDEFINED else length, priority))
         self.out.append(OpenStream(stream_id, unidirectional, priority))
         self.out.append(StreamData(stream_id, header, operation.own_over))
-        operation.wait(now)
+        limit = operation.timeout if operation.own_over else self.config.times.approval_timeout  # MA-53, MA-69
+        if limit is not None:
+            self.timers.set(operation, now + limit)
 
     def _mine(self, stream_id: int) -> Outgoing | None:
         entry = self.streams.get(stream_id)
@@ -587,8 +590,8 @@ class MaopCore(Side):
         Source: MA-65, MA-96 to MA-99a.
         """
         self.now = now
-        operation = self._theirs(stream_id)
-        if operation is not None:
+        operation = self.streams.get(stream_id)
+        if type(operation) is Incoming or (operation := self._theirs(stream_id)) is not None:
             operation.respond(body, content_type, now)
 
     def start_response(

@@ -30,7 +30,14 @@ class Outgoing:
     )  # fmt: skip
 
     def __init__(
-        self, core: Side, stream_id: int, length: int, body: Octets | None, terms: ResponseTerms, now: float
+        self,
+        core: Side,
+        stream_id: int,
+        length: int,
+        body: Octets | None,
+        terms: ResponseTerms,
+        timeout: float | None,
+        now: float,
     ) -> None:
         self._core = core
         self.stream_id = stream_id
@@ -42,7 +49,7 @@ class Outgoing:
         """The whole body, if it is sent once the peer says Proceed."""
         self.state = _HEADER_SENT if length else _WAITING
         self.since = now
-        self.timeout: float | None = None
+        self.timeout = timeout
         """Seconds for the Response header, or for the Done of a Message; None without limit."""
         self.terms = terms
         self.proceeded = False
@@ -67,16 +74,10 @@ class Outgoing:
     def _go(self, what: InitiatorInput) -> None:
         self.state = INITIATOR[self.state, what]
 
-    def wait(self, now: float) -> None:
-        """Set the deadline after the header was sent. Source: MA-53, MA-69."""
-        if self.state is _HEADER_SENT:
-            at: float | None = now + self._core.config.times.approval_timeout
-        elif self.timeout is None:
-            at = None
-        else:
-            at = now + self.timeout
-        if at is not None or self.deadline is not None:
-            self._core.timers.set(self, at)
+    def _wait(self, now: float) -> None:
+        """Set the deadline for the answer, as the body has been sent. Source: MA-69."""
+        if self.timeout is not None or self.deadline is not None:
+            self._core.timers.set(self, None if self.timeout is None else now + self.timeout)
 
     def send_body(self, data: Octets, now: float) -> None:
         """Write a piece of the body."""
@@ -99,7 +100,7 @@ class Outgoing:
         write_end(self._core.out, self.stream_id, self._sent)
         self.own_over = True
         self._go(_BODY_SENT)
-        self.wait(now)
+        self._wait(now)
 
     def on_proceed(self, now: float) -> None:
         """Process a Proceed. Source: MA-47, MA-48."""
@@ -193,13 +194,14 @@ class Outgoing:
             return -1
         _, length, start, took = RESPONSE.unpack_from(data)
         self._head = b""
-        if (self.state, _RESPONSE) not in INITIATOR:
+        state = INITIATOR.get((self.state, _RESPONSE))
+        if state is None:
             raise OperationFault(ErrorCode.PROTOCOL_VIOLATION, "Response before the end of the request", "MA-64")
         if core.config.strict_timestamps and (
             start > (core.wall_offset + now + 5) * 1000 or took > (now - self.since + 5) * 1000
         ):
             raise OperationFault(ErrorCode.INVALID_HEADER, "the times of the Response cannot be", "MA-73")
-        self.state = INITIATOR[self.state, _RESPONSE]
+        self.state = state
         self._response = (start, took)
         if length == UNDEFINED:
             if not terms.allow_undefined:
@@ -263,7 +265,7 @@ class Outgoing:
 
     def _complete(self, body: bytes | None, blocks: int, now: float) -> None:
         core = self._core
-        self.state = INITIATOR[self.state, _RESPONSE_COMPLETE]
+        self._go(_RESPONSE_COMPLETE)
         self.used_at = now
         kind = self._success.content_type if self._success is not None else None
         start, took = self._response
@@ -281,7 +283,7 @@ class Outgoing:
         core = self._core
         start = int((core.wall_offset + self.used_at) * 1000)
         core.pool.done(self.stream_id, start, int((now - self.used_at) * 1000) if now > self.used_at else 0)
-        self.state = INITIATOR[self.state, _DONE]
+        self._go(_DONE)
         self._retire()
 
     def reject(self, code: int, reason: str, now: float) -> None:
@@ -350,12 +352,8 @@ class Outgoing:
         self.state = _ENDED
 
     def _retire(self) -> None:
-        core = self._core
         self.body = self._reader = None
-        self.deadline = None
-        if self.filed is not None:
-            core.timers.set(self, None)
-        core.retire(self)
+        self._core.retire(self)
 
     def expire(self, now: float) -> None:
         """Handle a deadline. Source: MA-53, MA-67, MA-69, MA-126."""

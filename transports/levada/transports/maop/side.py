@@ -21,7 +21,7 @@ from .events import Draining, Event, Stepped
 from .session import Session
 from .shared import DedupStore, Quota, ReplayWindow
 from .state import CONNECTION, ConnectionInput, ConnectionState
-from .timers import MaopTimers
+from .timers import MaopTimers, Timed
 
 if TYPE_CHECKING:
     from .control import ControlIn, ControlPool, Signals
@@ -67,7 +67,7 @@ def nothing() -> None:
     """Do nothing: the default of `Side.wake`."""
 
 
-class EndedOperation(Protocol):
+class EndedOperation(Timed, Protocol):
     """An ended operation, as the table of streams sees it."""
 
     stream_id: int
