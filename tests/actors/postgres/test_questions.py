@@ -45,6 +45,7 @@ from levada.actors.journal import (
     SchemaMismatch,
     stream_of,
 )
+from levada.actors.journal.value_rows import ValueRows
 from levada.actors.postgres import PostgresStore
 from levada.actors.postgres.addresses import PostgresAddress
 from levada.actors.postgres.errors import DatabaseReadOnly
@@ -82,6 +83,28 @@ def rows_for(*entities: str, size: int = 0, snapshot: int | None = None) -> pa.R
         for number, entity in enumerate(entities)
     ]
     return pa.RecordBatch.from_struct_array(pa.array(found, pa.struct(list(COLUMNS))))
+
+
+def values_for(*entities: str, columns: pa.Schema = COLUMNS, amount: Any = 7) -> ValueRows:
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    found = ValueRows(
+        (
+            entity,
+            number,
+            None,
+            int(now.timestamp()) * 1_000_000,
+            "test.durable.deposited",
+            1,
+            None,
+            None,
+            None,
+            None,
+            amount,
+        )
+        for number, entity in enumerate(entities)
+    )
+    found.columns = pa.struct(list(columns))
+    return found
 
 
 def plain(answer: Any) -> Any:
@@ -147,6 +170,43 @@ async def test_the_answers_are_those_of_a_journal_on_disk(url: str, tmp_path: Pa
             if isinstance(question, AwaitRows):
                 found = [each.end for each in found]
             assert found[0] == found[1], (number, question)
+
+
+async def test_rows_that_come_as_values_are_kept_as_those_in_columns(url: str) -> None:
+    async with log_at(url) as log:
+        for first, rows in ((0, values_for("a")), (1, values_for("ü", "a\0b")), (3, values_for("c"))):
+            for partition, each in enumerate((rows, rows.batch)):
+                answer = await log.ask(Append(each, partition=partition, at=first))
+                assert answer == Appended(partition, first, len(rows))
+        assert await log.ask(Append(values_for("a"), partition=0, at=3)) == Fenced(0, 4)
+        values, columns = [(await log.ask(ReadRows(partition, 0))).batch() for partition in (0, 1)]
+        assert values.equals(columns)
+        assert values.column("entity").to_pylist() == ["a", "ü", "a\0b", "c"]
+        assert await log.ask(Append(values_for(), partition=0, at=4)) == Appended(0, 4, 0)
+        fewer = pa.schema(list(COLUMNS)[:-1])
+        for wrong in (
+            values_for("a", amount="a text"),
+            values_for("a", "b", amount=1 << 70),
+            values_for("\ud800"),
+            values_for("a", columns=COLUMNS.append(pa.field("more", pa.int64()))),
+            values_for("a", columns=fewer.append(pa.field("price", pa.int64()))),
+        ):
+            with pytest.raises(SchemaMismatch):
+                await log.ask(Append(wrong, partition=0, at=4))
+        assert (await log.ask(GetExtent())).end == {0: 4, 1: 4}
+
+
+async def test_appends_that_come_together_are_one_transaction(url: str, server: Cluster) -> None:
+    """Also behind one that came alone, which did not wait for others."""
+    async with log_at(url, 4) as log:
+        for at in range(3):
+            async with trio.open_nursery() as nursery:
+                for shard in range(4):
+                    nursery.start_soon(log.ask, Append(values_for("a"), partition=shard, at=at))
+        found = server.execute(
+            f"SELECT _offset, count(DISTINCT xmin::text) FROM {table_of(url)} GROUP BY _offset ORDER BY _offset"
+        )
+        assert [tuple(row) for row in found][1:] == [(1, 1), (2, 1)]
 
 
 async def test_rows_come_in_pieces_of_the_size_that_is_asked_for(url: str) -> None:

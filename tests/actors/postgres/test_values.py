@@ -16,8 +16,12 @@ pytest.importorskip("psycopg")
 import pyarrow as pa
 
 from levada.actors.journal import SchemaMismatch, columns_of
+from levada.actors.journal.value_rows import ValueRows
+from levada.actors.postgres.addresses import PostgresAddress
 from levada.actors.postgres.escapes import escaped, unescaped
+from levada.actors.postgres.tables import LogTables
 from levada.actors.postgres.values import kind_of
+from levada.actors.postgres.wire import only_value
 from levada.framework import message
 from levada.framework.errors import ConfigurationError
 
@@ -129,3 +133,66 @@ def test_what_no_column_can_hold_is_refused() -> None:
     months = bytes.fromhex("00000001 00000000 000004a2 00000001 00000001 00000010 0000000000000000 00000000 00000001")
     with pytest.raises(ValueError, match="months"):
         kind_of(pa.field("x", pa.duration("us"))).decode(months, 1)
+
+
+ALONE = [
+    (pa.int64(), st.integers(-(1 << 63), (1 << 63) - 1)),
+    (pa.int32(), st.integers(-(1 << 31), (1 << 31) - 1)),
+    (pa.bool_(), st.booleans()),
+    (pa.float64(), st.floats()),
+    (pa.string(), TEXT),
+    (pa.binary(), st.binary()),
+    (pa.timestamp("us", tz="UTC"), st.integers(-(10**15), 10**16)),
+]
+
+
+@pytest.mark.parametrize(("kind", "values"), ALONE, ids=[str(kind) for kind, _ in ALONE])
+@given(data=st.data())
+def test_a_value_that_is_alone_is_the_one_of_an_array(kind: pa.DataType, values: Any, data: st.DataObject) -> None:
+    value = data.draw(values, label="value")
+    kept = kind_of(pa.field("x", kind))
+    assert type(value) is kept.plain
+    assert kept.value(value) == only_value(kept.encode(pa.array([value], kind)))
+
+
+TABLES = LogTables.of(
+    PostgresAddress.of("postgresql://user@host/base", "log"),
+    pa.schema(
+        [("entity", pa.string()), ("number", pa.int64()), ("at", pa.timestamp("us", tz="UTC")), ("ratio", pa.float64())]
+    ),
+)
+
+
+def value_rows(*rows: tuple[Any, ...], columns: pa.Schema = TABLES.columns) -> ValueRows:
+    found = ValueRows(rows)
+    found.columns = pa.struct(list(columns))
+    return found
+
+
+def test_a_row_of_plain_values_is_not_put_into_columns() -> None:
+    [row] = rows = value_rows(("ü\0", -2, 946_684_800_000_001, None))
+    found = TABLES.values_in(rows)
+    assert found == [b"\xc3\xbc\x100", (-2).to_bytes(8, "big", signed=True), (1).to_bytes(8, "big"), None]
+    batch = rows.batch
+    assert batch.schema == TABLES.columns
+    assert found == [only_value(kind.encode(column)) for kind, column in zip(TABLES.kinds, batch.columns, strict=True)]
+    assert row == rows[0]
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        value_rows(),
+        value_rows(("a", 1, 0, 1.0), ("a", 2, 0, 1.0)),
+        value_rows(("a", 1, dt.datetime(2026, 1, 1, tzinfo=dt.UTC), 1.0)),
+        value_rows(("a", 1, 0, 1)),
+        value_rows(("a", True, 0, 1.0)),
+        value_rows(("a", 1 << 63, 0, 1.0)),
+        value_rows(("\ud800", 1, 0, 1.0)),
+        value_rows(("a", 1, 0), columns=pa.schema(list(TABLES.columns)[:3])),
+        value_rows(("a", 1, 0, 1.0), columns=TABLES.columns.set(3, pa.field("rate", pa.float64()))),
+    ],
+    ids=["none", "two", "a time", "a whole number", "a truth", "a large number", "no Unicode", "fewer columns", "other columns"],
+)  # fmt: skip
+def test_other_rows_are_left_to_columns(rows: ValueRows) -> None:
+    assert TABLES.values_in(rows) is None

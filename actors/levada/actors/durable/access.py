@@ -31,6 +31,7 @@ from levada.actors.journal import (
     journal_error,
     stream_of,
 )
+from levada.actors.journal.value_rows import ValueRows
 from levada.framework import Ref
 from levada.framework.errors import LevadaError
 from levada.framework.message import Asks
@@ -68,6 +69,8 @@ class Access:
     """Whether rows go to the journal as bytes, because it may be in another process."""
     patience: float
     """Seconds for which a journal that is out of reach is asked again."""
+    takes_values: bool = False
+    """Whether its rows may be `ValueRows`."""
     known: int = attrs.field(default=0, init=False)
     """The offset after the last row that was there."""
 
@@ -128,22 +131,23 @@ class Access:
         self._reached(end, known)
         return end
 
-    async def append(self, batch: pa.RecordBatch, at: int) -> Appended | Fenced:
-        """Append rows if `at` is the end; otherwise return `Fenced`."""
-        rows, known = stream_of(batch) if self.streams else batch, self.known
-        question = Append(rows, partition=self.shard, at=at, waits=False)
+    async def append(self, rows: Any, at: int) -> Appended | Fenced:
+        """Append rows, as `ShardLog.batch` returns them, if `at` is the end; otherwise return `Fenced`."""
+        known = self.known
+        question = Append(stream_of(rows) if self.streams else rows, partition=self.shard, at=at, waits=False)
         answer: Appended | Fenced
         try:
             answer = await self._ask_once(question)
         except ValueError as error:
             raise JournalError(f"shard {self.shard}: these rows cannot travel to the journal: {error}") from error
         except ShardLost as lost:
-            answer = await self._until_reached(lambda: self._append_again(question, batch, at), lost)
+            answer = await self._until_reached(lambda: self._append_again(question, rows, at), lost)
         self._reached(answer.first + answer.count if isinstance(answer, Appended) else answer.end, known)
         return answer
 
-    async def _append_again(self, question: Append, batch: pa.RecordBatch, at: int) -> Appended | Fenced:
+    async def _append_again(self, question: Append, rows: Any, at: int) -> Appended | Fenced:
         """Send an append again that may have been written."""
+        batch = rows.batch if isinstance(rows, ValueRows) else rows
         try:
             answer: Appended | Fenced = await self._ask_once(question)
             last = at + batch.num_rows - 1

@@ -129,7 +129,8 @@ class Commits:
             group, rows, size = self._group()
             if rows:
                 try:
-                    answer = await self._access.append(self._log.batch(rows, self.end), self.end)
+                    batch = self._log.batch(rows, self.end, as_values=self._access.takes_values)
+                    answer = await self._access.append(batch, self.end)
                 except JournalError as error:
                     raise ShardLost(f"shard {shard}: the journal refused rows: {error}", shard=shard) from error
                 if not isinstance(answer, Appended):

@@ -16,6 +16,7 @@ import trio
 from levada.actors.apps import importable
 from levada.actors.journal import LogStore, partition_of
 from levada.actors.journal.places import archive_place, misplaced
+from levada.actors.journal.value_rows import takes_values
 from levada.framework import Actor, ActorSystem, Asks, Ref, bounded, handles
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.files import folder_path
@@ -186,7 +187,7 @@ class _Root(Actor[_Start]):
         patience = self.settings.terms.limits.patience
         found = [
             self.spawn(
-                Shard, self.settings, Access(journal, number, has_streams(self.place), patience),
+                Shard, self.settings, Access(journal, number, has_streams(self.place), patience, takes_values(self.place)),
                 name=str(number), mailbox=bounded(MAILBOX), supervise=_SHARD_AGAIN,
             )
             for number in range(self.count)

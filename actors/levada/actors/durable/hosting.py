@@ -15,6 +15,7 @@ import pyarrow as pa
 import trio
 
 from levada.actors.journal import LogStore
+from levada.actors.journal.value_rows import takes_values
 from levada.framework import Actor, Asks, Codec, Down, Ref, Reply, Sender, bounded, handles, message
 from levada.framework.errors import ActorError, ConfigurationError, NameTaken
 from levada.framework.text import printable
@@ -137,10 +138,11 @@ class Host(Actor[CheckHost | Open | Close | EndHost | _Unused]):
 
         self._shards: dict[int, Ref[Any]] = {}
         shards, patience, journal = self.terms.shards, self.terms.limits.patience, self.journal
-        is_ref = isinstance(journal, Ref)
+        is_ref, values = isinstance(journal, Ref), False
         if not is_ref:
+            values = takes_values(journal.store)
             journal = await self.enter(journal.store.open(self.system, shards))
-        self._ways = [Access(journal, shard, is_ref, patience) for shard in range(shards)]
+        self._ways = [Access(journal, shard, is_ref, patience, values) for shard in range(shards)]
         self._told: set[int] = set()
         self._leaving = False
         self._refusal: ConfigurationError | None = None

@@ -204,9 +204,10 @@ class Shard(DescribedActor[Any]):
     async def _claim(self) -> bool:
         """Write that this process owns the partition. If there is no room for that, note why, and return False."""
         data = self.settings.codec.encode({"node": self.settings.node})
-        batch = self.log.batch([LogRow(self.own, OWNED, self.now(), data=data)], self._commits.end)
+        row = LogRow(self.own, OWNED, self.now(), data=data)
+        rows = self.log.batch([row], self._commits.end, as_values=self.access.takes_values)
         try:
-            answer = await self.access.append(batch, self._commits.end)
+            answer = await self.access.append(rows, self._commits.end)
         except (JournalFull, JournalUnwritable) as error:
             if str(error) != str(self._unwritable):
                 logger.error("%s cannot be written: %s", self.ref.path, error, extra={"event": "shard_refused"})

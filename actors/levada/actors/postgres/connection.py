@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Final
 
+import attrs
 import psycopg
 import trio
 from psycopg import pq
@@ -23,13 +24,25 @@ from .addresses import PostgresAddress
 from .errors import DatabaseAway, refusal
 from .opening import open_session
 
-__all__ = ["LibpqConnection", "Statement", "connect"]
+__all__ = ["LibpqConnection", "Sent", "Statement", "connect"]
 
 Statement = tuple[str, Sequence[bytes | None]]
 """The text of a statement, and its parameters in the binary format."""
 
 _DONE: Final = (pq.ExecStatus.COMMAND_OK, pq.ExecStatus.TUPLES_OK)
 _SYNC: Final = pq.ExecStatus.PIPELINE_SYNC
+
+
+@attrs.define(eq=False)
+class Sent:
+    """What `LibpqConnection.send` has sent."""
+
+    names: dict[str, bytes]
+    """The names of the statements that it prepares, by their texts."""
+    wanted: list[bool]
+    """For each result, whether it is of a statement that was given."""
+    failure: Exception | None = None
+    """Why not all was sent."""
 
 
 class LibpqConnection:
@@ -47,10 +60,44 @@ class LibpqConnection:
         self._made = 0
 
     async def run(self, statements: Sequence[Statement], *, timeout: float) -> list[PGresult]:
-        """Run statements as one transaction; return their results in the binary format.
+        """Run statements as one transaction; return their results. Errors and cancellation are as for `results`.
 
         Args:
             statements: they are run in this order.
+            timeout: seconds until the database counts as away.
+        """
+        return await self.results(self.send(statements), timeout=timeout)
+
+    def send(self, statements: Sequence[Statement]) -> Sent:
+        """Send statements as one transaction, as far as that needs no wait. `results` comes before anything else is sent."""
+        sent = Sent({}, [])
+        try:
+            self._send(statements, sent)
+        except (psycopg.Error, OSError) as error:
+            sent.failure = error
+        except BaseException:
+            self.close()
+            raise
+        return sent
+
+    def _send(self, statements: Sequence[Statement], sent: Sent) -> None:
+        libpq, names = self._libpq, sent.names
+        for text, values in statements:
+            name = self._names.get(text) or names.get(text)
+            if name is None:
+                self._made += 1
+                name = names[text] = f"{self._name}_{self._made}".encode()
+                libpq.send_prepare(name, text.encode())
+                sent.wanted.append(False)
+            libpq.send_query_prepared(name, values, [1] * len(values), 1)
+            sent.wanted.append(True)
+        libpq.pipeline_sync()
+
+    async def results(self, sent: Sent, *, timeout: float) -> list[PGresult]:
+        """Return the results of a transaction, in the binary format.
+
+        Args:
+            sent: the last result of `send`.
             timeout: seconds until the database counts as away.
 
         Raises:
@@ -61,8 +108,10 @@ class LibpqConnection:
             the connection is closed; the transaction may be committed.
         """
         try:
+            if sent.failure is not None:
+                raise sent.failure
             with trio.move_on_after(timeout):
-                return await self._run(statements)
+                return await self._results(sent)
         except JournalError:
             raise
         except (psycopg.Error, OSError) as error:
@@ -76,19 +125,8 @@ class LibpqConnection:
         self.close()
         raise DatabaseAway(f"{self._address}: no answer in {timeout:g} s")
 
-    async def _run(self, statements: Sequence[Statement]) -> list[PGresult]:
-        libpq, names = self._libpq, dict[str, bytes]()
-        wanted: list[bool] = []
-        for text, values in statements:
-            name = self._names.get(text) or names.get(text)
-            if name is None:
-                self._made += 1
-                name = names[text] = f"{self._name}_{self._made}".encode()
-                libpq.send_prepare(name, text.encode())
-                wanted.append(False)
-            libpq.send_query_prepared(name, values, [1] * len(values), 1)
-            wanted.append(True)
-        libpq.pipeline_sync()
+    async def _results(self, sent: Sent) -> list[PGresult]:
+        libpq = self._libpq
         while libpq.flush():
             # Its answers are short until it has got everything, so they need not be read meanwhile.
             await trio.lowlevel.wait_writable(libpq.socket)
@@ -109,8 +147,8 @@ class LibpqConnection:
                 failed = result
         if failed is not None:
             raise self._error(failed)
-        self._names |= names
-        return [result for result, is_wanted in zip(found, wanted, strict=True) if is_wanted]
+        self._names |= sent.names
+        return [result for result, is_wanted in zip(found, sent.wanted, strict=True) if is_wanted]
 
     async def _result(self) -> PGresult | None:
         libpq = self._libpq

@@ -43,6 +43,7 @@ from levada.actors.journal.errors import bare
 from levada.actors.journal.places import Archived, require_named
 from levada.actors.journal.schema import conform, fit
 from levada.actors.journal.trimming import COLUMNS
+from levada.actors.journal.value_rows import ValueRows
 from levada.actors.metrics.journal import log_samples
 from levada.framework import Failed, Killed, Reason, Reply, Sample, handles
 from levada.framework.embedding import DescribedActor
@@ -78,6 +79,7 @@ _MOST_REMEMBERED: Final = (1 << 31) - 1
 MOST_RUN: Final = 16_384
 """The most rows of a shard in one answer."""
 _BEHIND_ALL: Final = (1 << 63) - 1
+_MISFITS: Final = (pa.ArrowException, ValueError, OverflowError, struct.error)
 _OFFSET: Final = kind_of(pa.field("offset", pa.int64()))
 
 
@@ -204,26 +206,36 @@ class PostgresLog(
                 raise JournalError(
                     "an append to a log in PostgreSQL says where it begins: Append(at=)", path=self.about
                 )
-            if not isinstance(m.rows, pa.RecordBatch | bytes):
-                if m.rows:
-                    raise SchemaMismatch(
-                        "rows for a log in PostgreSQL are a record batch, or a stream of one", path=self.about
-                    )
+            rows, columns = self._columns_in(log, m.rows)
+            if not rows:
                 self.start_soon(self._answer, reply, self._compare, log, m)
                 return
-            batch = rows_of_stream(m.rows) if isinstance(m.rows, bytes) else m.rows
-            if not batch.num_rows:
-                self.start_soon(self._answer, reply, self._compare, log, m)
-                return
-            arrays = self._encoded(log, batch)
         except JournalError as error:
             reply.fail(bare(error))
         else:
-            rows, text = batch.num_rows, log.append_text
-            columns: Sequence[bytes | None] = arrays
-            if rows == 1:
-                text, columns = log.append_one_text, list(map(only_value, arrays))
+            text = log.append_one_text if rows == 1 else log.append_text
             self._writer.put(AppendJob(text, shard, m.at, m.at + rows, rows, self._mark(), columns, reply))
+
+    def _columns_in(self, log: OpenLog, rows: Any) -> tuple[int, Sequence[bytes | None]]:
+        """Return the number of the rows of an append, and their columns as arrays of PostgreSQL; the values of a row that comes alone."""
+        if isinstance(rows, ValueRows):
+            values = log.tables.values_in(rows)
+            if values is not None:
+                return 1, values
+            try:
+                batch = rows.batch
+            except _MISFITS as error:
+                raise self._misfit(error) from error
+        elif isinstance(rows, bytes):
+            batch = rows_of_stream(rows)
+        elif isinstance(rows, pa.RecordBatch):
+            batch = rows
+        elif not rows:
+            return 0, ()
+        else:
+            raise SchemaMismatch("rows for a log in PostgreSQL are a record batch, or a stream of one", path=self.about)
+        arrays = self._encoded(log, batch) if batch.num_rows else []
+        return batch.num_rows, list(map(only_value, arrays)) if batch.num_rows == 1 else arrays
 
     def _encoded(self, log: OpenLog, batch: pa.RecordBatch) -> list[bytes]:
         """Return rows as arrays of PostgreSQL; `SchemaMismatch` if they do not fit."""
@@ -233,8 +245,11 @@ class PostgresLog(
                 batch = fit(batch, wanted)
             batch = conform(batch, wanted, where=self.about)
             return [kind.encode(column) for kind, column in zip(log.tables.kinds, batch.columns, strict=True)]
-        except (pa.ArrowException, ValueError, OverflowError, struct.error) as error:
-            raise SchemaMismatch(f"a value does not fit PostgreSQL: {error}", path=self.about) from error
+        except _MISFITS as error:
+            raise self._misfit(error) from error
+
+    def _misfit(self, error: Exception) -> SchemaMismatch:
+        return SchemaMismatch(f"a value does not fit PostgreSQL: {error}", path=self.about)
 
     def _mark(self) -> int:
         return int.from_bytes(self.system.platform.token_bytes(8), "big", signed=True)

@@ -14,7 +14,7 @@ from psycopg.pq.abc import PGresult
 from levada.framework.platform import Platform
 
 from .addresses import PostgresAddress
-from .connection import LibpqConnection, Statement, connect
+from .connection import LibpqConnection, Sent, Statement, connect
 from .errors import DatabaseAway
 from .opening import LogHead, Session, grow_log, note_opening, open_log, require_log
 from .tables import LogTables
@@ -95,8 +95,16 @@ class Database:
         assert self.log is not None
         return self.log
 
-    async def write(self, statements: Sequence[Statement]) -> list[PGresult]:
+    def send(self, statements: Sequence[Statement]) -> Sent | None:
+        """Send statements on the connection that writes; `write` follows. None: there is no connection."""
+        return None if self._writer is None else self._writer.send(statements)
+
+    async def write(self, statements: Sequence[Statement], sent: Sent | None = None) -> list[PGresult]:
         """Run statements on the connection that writes, as one transaction; one task at a time does so.
+
+        Args:
+            statements: they are run in this order.
+            sent: the result of `send`, if it was called for them.
 
         Raises:
             DatabaseAway: the connection is lost; the transaction may be committed.
@@ -104,7 +112,7 @@ class Database:
         """
         connection = self._writer or await self._connect()
         try:
-            found = await connection.run(statements, timeout=ANSWERED_WITHIN)
+            found = await connection.results(sent or connection.send(statements), timeout=ANSWERED_WITHIN)
         except DatabaseAway:
             self._writer = None
             raise

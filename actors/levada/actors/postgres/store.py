@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import attrs
 
@@ -45,6 +45,9 @@ class PostgresStore:
     """Of the database, as libpq takes it: ``postgresql://user@host:port/database?parameter=value``."""
     table: str
     """The name of the log: of the table of rows, perhaps after the name of its schema and a dot. Lower-case letters, digits and ``_``."""
+
+    takes_values: ClassVar[bool] = True
+    """Whether rows come as values of Python (`levada.actors.journal.value_rows`)."""
 
     def __attrs_post_init__(self) -> None:
         PostgresAddress.of(self.url, self.table)

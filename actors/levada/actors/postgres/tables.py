@@ -13,6 +13,7 @@ For the log ``accounts`` there are
 
 from __future__ import annotations
 
+import struct
 from functools import cached_property
 from typing import Final
 
@@ -20,6 +21,7 @@ import attrs
 import pyarrow as pa
 
 from levada.actors.journal import SchemaMismatch
+from levada.actors.journal.value_rows import ValueRows
 from levada.framework.errors import ConfigurationError
 
 from .addresses import PostgresAddress
@@ -76,6 +78,27 @@ class LogTables:
         if long:
             raise ConfigurationError(f"{long[0]}: the name of a column in PostgreSQL has {LONGEST} bytes at most")
         return cls(address, columns, [kind_of(field) for field in columns])
+
+    @cached_property
+    def _struct(self) -> pa.StructType:
+        return pa.struct(list(self.columns))
+
+    def values_in(self, rows: ValueRows) -> list[bytes | None] | None:
+        """Return the values of a row as PostgreSQL takes them; None if it is not one row of these columns, or has a value that needs Arrow."""
+        if len(rows) != 1 or not rows.columns.equals(self._struct, check_metadata=True):
+            return None
+        found: list[bytes | None] = []
+        try:
+            for value, kind in zip(rows[0], self.kinds, strict=True):
+                if value is None:
+                    found.append(None)
+                elif type(value) is kind.plain:
+                    found.append(kind.value(value))
+                else:
+                    return None
+        except (ValueError, struct.error):  # as columns, it has an error that tells more
+            return None
+        return found
 
     def name(self, suffix: str = "") -> str:
         """Return the name of a table in SQL."""

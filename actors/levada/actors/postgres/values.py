@@ -23,6 +23,7 @@ from __future__ import annotations
 import struct
 from collections.abc import Callable
 from itertools import repeat
+from types import NoneType
 from typing import Any, Final
 
 import attrs
@@ -67,6 +68,10 @@ class Kind:
     """Undoes it, for so many values."""
     counts: bool = False
     """Whether a value may be large."""
+    plain: type = NoneType
+    """The class of values that `value` takes; no value has the default."""
+    value: Callable[[Any], bytes] = bytes
+    """Makes a parameter of a value that is alone."""
 
 
 def _head(oid: int, count: int, *, nulls: bool) -> bytes:
@@ -116,7 +121,10 @@ def _fixed(kind: pa.DataType, column: str, oid: int, size: int, code: str, raw: 
             plain = pc.add_checked(plain, pa.scalar(shift, raw))
         return plain if raw == kind else plain.view(kind)
 
-    return Kind(kind, column, column, oid, encode, decode)
+    plain = bool if is_bits else float if code == "d" else int
+    alone = struct.Struct(f">{code}").pack
+    value = (lambda number: alone(number - shift)) if shift else alone
+    return Kind(kind, column, column, oid, encode, decode, plain=plain, value=value)
 
 
 def _items(data: bytes, count: int) -> list[bytes | None]:
@@ -156,7 +164,7 @@ def _binary(kind: pa.DataType) -> Kind:
         same = _same(data, count)
         return pa.array(_items(data, count), kind) if same is _DIFFERENT else pa.repeat(pa.scalar(same, kind), count)
 
-    return Kind(kind, "bytea", "bytea", 17, encode, decode, counts=True)
+    return Kind(kind, "bytea", "bytea", 17, encode, decode, counts=True, plain=bytes)
 
 
 _DIFFERENT: Any = object()
@@ -194,7 +202,8 @@ def _text(kind: pa.DataType) -> Kind:
             found = [None if v is None else unescaped(v) for v in found]
         return pa.array(found, _BINARY).cast(kind)
 
-    return Kind(kind, 'text COLLATE "C"', "text", 25, encode, decode, counts=True)
+    column = 'text COLLATE "C"'
+    return Kind(kind, column, "text", 25, encode, decode, counts=True, plain=str, value=lambda v: escaped(v.encode()))
 
 
 def _interval(kind: pa.DataType) -> Kind:

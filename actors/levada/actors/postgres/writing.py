@@ -20,6 +20,7 @@ from levada.actors.journal.appends import ToldRows
 from levada.actors.journal.errors import bare
 from levada.framework import Reply
 
+from .connection import Sent
 from .errors import DatabaseAway
 from .pool import FIRST_PAUSE, PATIENCE, Database
 from .wire import bigint, integer, number_in
@@ -72,6 +73,10 @@ class LogWriter:
         self._told = written
         self._jobs: deque[AppendJob] = deque()
         self._bytes = 0
+        self._sent: Sent | None = None
+        """The first append of the queue, if it was sent at once."""
+        self._comes_alone = True
+        """Whether no other append came with the last one."""
         self._wake = trio.Event()
         self._progress = trio.Event()
 
@@ -95,6 +100,9 @@ class LogWriter:
 
     def put(self, job: AppendJob) -> None:
         """Take an append."""
+        if self._comes_alone and not self._jobs:
+            # Not in the task: it would get its turn 15 µs later, and only waits for the database.
+            self._sent = self._database.send([(job.statement, job.parameters)])
         self._jobs.append(job)
         self._bytes += job.size
         self._wake.set()
@@ -107,7 +115,7 @@ class LogWriter:
                 await self._wake.wait()
             group, size = list[AppendJob](), 0
             for job in self._jobs:
-                if group and size + job.size > MOST_BYTES:
+                if group and (self._sent is not None or size + job.size > MOST_BYTES):
                     break
                 group.append(job)
                 size += job.size
@@ -115,6 +123,7 @@ class LogWriter:
             for _ in group:
                 self._jobs.popleft()
             self._bytes -= size
+            self._comes_alone = len(group) + len(self._jobs) == 1
             self._progress.set()
             self._progress = trio.Event()
             self._told()
@@ -148,11 +157,13 @@ class LogWriter:
 
     async def _attempt(self, jobs: list[AppendJob]) -> None:
         """Send appends once; those that are answered leave the list."""
-        await self._database.connect()
+        sent, self._sent = self._sent, None
+        if sent is None:
+            await self._database.connect()
         assert self._database.log is not None
         end = self._database.log.end_text
         try:
-            results = await self._database.write([(job.statement, job.parameters) for job in jobs])
+            results = await self._database.write([(job.statement, job.parameters) for job in jobs], sent)
             left = []
             for job, result in zip(jobs, results, strict=True):
                 if job.rows and result.command_tuples == job.rows:
