@@ -149,6 +149,7 @@ def serve_levada() -> None:
     """Ours as users run it: limits on, units handed to an actor, acked after its reply."""
     import trio
 
+    from levada.actors.apps import freeze_heap
     from levada.actors.lumberjack import Unit, serve
     from levada.framework import Actor, ActorSystem, handles
 
@@ -163,6 +164,7 @@ def serve_levada() -> None:
         async with ActorSystem() as system:
             sink = system.spawn(Count, set())
             async with serve(system, "lumberjack://127.0.0.1:0", sink) as reader:
+                freeze_heap()  # as `levada serve` does
                 print(reader.url.rpartition(":")[2], flush=True)
                 await trio.sleep_forever()
 
