@@ -202,7 +202,7 @@ class _Handle:
         self._half.away -= 1
 
     def drop(self, *, lost: bool) -> None:
-        """Note, without a warning, that a channel dropped the message with this handle.
+        """Record, without a warning, that a channel dropped the message with this handle.
 
         Args:
             lost: no one else can have the handle, because the message was about to leave: end the channel as LOST, as if the message was

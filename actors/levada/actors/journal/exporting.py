@@ -260,7 +260,7 @@ class _Out:
 
 @contextmanager
 def _written(files: Files, path: Path) -> Iterator[_Out]:
-    """Make a file aside, which gets its name at the end of the block when it is on the disk; after an error it is gone again."""
+    """Write to a partial file, which gets its name at the end of the block, once it is on the disk; after an error it is removed."""
     aside = path.with_name(path.name + ".partial")
     with refusals(aside):
         files.discard(aside)  # of an export that was killed

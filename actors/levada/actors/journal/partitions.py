@@ -287,7 +287,7 @@ class Partition:
     def write(self, messages: Sequence[Message], *, transaction: int, time: float) -> int:
         """Write an append behind the last rows, unsynced and unseen by readers; return the offset of its first row.
 
-        A full segment gives way to a new one. After a crash all of the append is there, or nothing. After an `OSError`, `rollback`.
+        A full segment gives way to a new one. After a crash all of the append is there, or nothing. After an `OSError`, call `rollback`.
         """
         first = self.segments[-1].end
         waiting: list[Message] = []

@@ -1,7 +1,7 @@
 """Operations of this side: waiting for a stream, for Proceed, for room, and for the end.
 
 An `OwnOperation` is a child of the connection, which drives it by direct calls; the caller's task waits on it. It handles no message, so it
-costs neither a task nor a turn. When its caller leaves, it is idle until the next operation (`levada.actors.pool`).
+costs neither a task nor a turn. When its caller leaves, it stays idle until the next operation (`levada.actors.pool`).
 While the peer allows no further stream, callers wait in a queue by priority and age. Source: MA-116, MA-117, MA-130.
 """
 

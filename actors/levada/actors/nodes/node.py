@@ -486,7 +486,7 @@ class Node(UntracedActor[Any]):
 
     @handles
     def disconnected(self, m: Down) -> None:
-        """The connection has ended, and the process is to end with it."""
+        """Give the process some time to end, since its connection has ended."""
         if m.ref == self.place.control and "terminate" not in self.timers:
             self.timers.once("kill", self.settings.drain_timeout + self.settings.kill_after, _Kill())
 

@@ -218,7 +218,7 @@ def _with(credentials: Credentials, shown: Authentication | None) -> Credentials
 
 
 def _shows(info: carriers.CarrierInfo) -> object:
-    """Return what a carrier shows of its client, but for its address and its process; None if it shows nothing."""
+    """Return what a carrier shows of its client except its address and its process; None if it shows nothing."""
     if info.peer_credentials is not None:
         return info.peer_credentials[1:]
     # Not the certificate itself, which a client may renew during a session.

@@ -105,10 +105,8 @@ class RSocketCore(RSocketConnection):
     A client's core has its SETUP queued from the start (RS-40), and requests may follow at once (RS-50).
 
     The peer's mistakes never raise: the ERROR frame is queued and the last event is `ConnectionEnded`; send the queue, then close the
-    carrier.
-    A caller's mistake raises `LocalProtocolError` and changes nothing.  After `ConnectionEnded`, bytes of the peer are ignored (RS-7)
-    and every
-    ``send_…`` raises.
+    carrier.  A caller's mistake raises `LocalProtocolError` and changes nothing.  After `ConnectionEnded`, bytes of the peer are ignored
+    (RS-7) and every ``send_…`` raises.
 
     Args:
         config: settings of both roles; a core uses those of its own.
