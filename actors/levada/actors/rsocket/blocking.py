@@ -555,7 +555,9 @@ class PendingAnswer:
             self.cancel()
             raise
         question = self._question
-        return self._peer._encoding.decode(answer, expected_reply(question)) if is_message(question) else answer
+        return (
+            self._peer._encoding.codec.decode(answer.data, expected_reply(question)) if is_message(question) else answer
+        )
 
     def cancel(self) -> None:
         """Cancel the request, and wake the threads that wait for its answer; does nothing if it was answered."""
@@ -603,7 +605,7 @@ class BlockingStream(Generic[T]):
             if self._taken >= self._top_up and not self._over:
                 self._peer._grant(self._stream_id, self._taken)
                 self._taken = 0
-        return self._peer._encoding.decode(item, self._expected) if self._messages else item  # type: ignore[no-any-return]
+        return self._peer._encoding.codec.decode(item.data, self._expected) if self._messages else item  # type: ignore[no-any-return]
 
     def _give_up(self) -> None:
         self._peer._cancel(self._stream_id)

@@ -50,6 +50,8 @@ class Reading:
     """The request's route; empty if it has none."""
     messages: bool
     """Whether the data is an instance of a message class."""
+    has_credentials: bool = False
+    """Whether an entry is an `Authentication`."""
 
 
 def is_message(value: object) -> bool:
@@ -155,13 +157,12 @@ class Encoding:
         else:
             route = metadata.decode("utf-8", "replace")
         own = entries.first(DataMimeType)
-        reading = Reading(entries, route, (own.mime_type if own is not None else self.data_mime_type) == MESSAGES)
-        # Most requests of a connection repeat the metadata of an earlier one. Metadata that holds a secret is not kept.
-        if (
-            len(metadata) <= _LARGEST
-            and len(entries.entries) <= 8  # 64 would fit, and take 8 kB
-            and not any(entry.mime_type == Authentication.MIME_TYPE for entry in entries.entries)
-        ):
+        messages = (own.mime_type if own is not None else self.data_mime_type) == MESSAGES
+        has_credentials = any(entry.mime_type == Authentication.MIME_TYPE for entry in entries.entries)
+        reading = Reading(entries, route, messages, has_credentials)
+        # Most requests of a connection repeat the metadata of an earlier one. Metadata that holds a secret is not kept, nor are more than 8
+        # entries: 64 would fit, and take 8 kB.
+        if len(metadata) <= _LARGEST and len(entries.entries) <= 8 and not has_credentials:
             if len(self._read) >= _REMEMBERED:
                 self._read.clear()
             self._read[metadata] = reading
@@ -180,10 +181,6 @@ class Encoding:
         if is_message(value) and self.data_mime_type == MESSAGES:
             return Payload(self.codec.encode(value))
         return Payload(_as_bytes(value))
-
-    def decode(self, payload: Payload, expected: Any = Any) -> Any:
-        """Read the data of a payload as a message; raise `DecodeError` if it does not fit."""
-        return self.codec.decode(payload.data, expected)
 
 
 def expected_reply(question: object) -> Any:

@@ -138,7 +138,7 @@ class Peer(ABC):
                 answer = await connection.call(calling.payload(connection.encoding, x, route, metadata))
         if type(x) is bytes or not is_message(x):  # `bytes` first, as that test is much faster
             return answer
-        return connection.encoding.decode(answer, expected_reply(x))
+        return connection.encoding.codec.decode(answer.data, expected_reply(x))
 
     async def fire_and_forget(self, x: object, *, route: str | None = None, metadata: Metadata = None) -> None:
         """Send a request that gets no answer. On return it has been handed to the carrier; delivery is not confirmed.
@@ -265,7 +265,7 @@ def _answers(connection: _Requesting, x: object) -> tuple[Any, Any]:
     if not is_message(x):
         return Payload, None
     expected = expected_reply(x)
-    return expected, lambda payload: connection.encoding.decode(payload, expected)
+    return expected, lambda payload: connection.encoding.codec.decode(payload.data, expected)
 
 
 class ConnectedPeer(Peer):

@@ -114,7 +114,8 @@ class Request:
     @property
     def credentials(self) -> Authentication | None:
         """The credentials that came with this request (EXT-3)."""
-        return self.entries.first(Authentication)
+        reading = self._encoding.read(self.payload.metadata)
+        return reading.entries.first(Authentication) if reading.has_credentials else None
 
     @property
     def tracing(self) -> ZipkinTracing | None:
@@ -147,11 +148,11 @@ class Request:
         Raises:
             DecodeError: it is not such a message.
         """
-        return self._encoding.decode(self.payload, expected)
+        return self._encoding.codec.decode(self.payload.data, expected)
 
     def read(self, payload: Payload, expected: Any = Any) -> Any:
         """Read a further payload of a channel as a message, as `message` does."""
-        return self._encoding.decode(payload, expected)
+        return self._encoding.codec.decode(payload.data, expected)
 
     def __repr__(self) -> str:
         return f"<{self.kind.name} {self.stream_id}: {len(self.payload.data)} bytes>"
