@@ -365,14 +365,14 @@ class MemoryConnection(trio.abc.AsyncResource):
         if priority != 128:
             stream.priority = priority
         peer = self._other_end
-        there.appear = lambda: peer.take_in(MemoryStream(peer, stream_id, back, there))
+        there.appear = partial(peer.take_in, stream_id, back, there)
         return stream
 
-    def take_in(self, stream: MemoryStream) -> None:
+    def take_in(self, stream_id: int, sending: Pipe | None, receiving: Pipe) -> None:
         """Queue a stream that the peer has opened."""
         if self.error is not None:
             return
-        self._streams[stream.stream_id] = stream
+        stream = self._streams[stream_id] = MemoryStream(self, stream_id, sending, receiving)
         self._appeared.append(stream)
         if self._tell_stream is not None:
             self._tell_stream()
