@@ -92,8 +92,8 @@ class FleetRefs(MemberRefs):
         self.dial_timeout = dial_timeout
         self.claim_timeout = claim_timeout
         self.idle = idle
-        self._news = trio.Event()
-        """Set when a member is known, or has ended; then replaced."""
+        self._news = trio.lowlevel.ParkingLot()
+        """Woken when a member is known, or has ended."""
         self._links: dict[bytes, Link] = {}
         self._connections: dict[bytes, dict[object, Callable[[], None]]] = {}
         self._closed = False
@@ -109,7 +109,7 @@ class FleetRefs(MemberRefs):
         """
         if node_id not in self.over:
             self.names[node_id] = name or node_id.hex()[:8]
-            self._tell_news()
+            self._news.unpark_all()
 
     def ended(self, node_id: bytes, reason: Reason) -> None:
         """Record that a node has ended: all its refs end at once, and its connections are cut.
@@ -131,7 +131,7 @@ class FleetRefs(MemberRefs):
             link.cut()
         for cut in [*self._connections.get(node_id, {}).values()]:
             cut()
-        self._tell_news()
+        self._news.unpark_all()
 
     async def aclose(self) -> None:
         """Close the connections that were dialled for claims, and claim no more; refs over them are lost.
@@ -219,11 +219,7 @@ class FleetRefs(MemberRefs):
         while node_id not in self.names:
             if node_id in self.over:
                 raise ConnectionLost(f"the node {self.name_of(node_id)} has ended")
-            await self._news.wait()
-
-    def _tell_news(self) -> None:
-        self._news.set()
-        self._news = trio.Event()
+            await self._news.park()
 
 
 def _read_id(value: bytes) -> bytes:

@@ -38,14 +38,13 @@ class Feed:
         self._rows: deque[Result] = deque(maxlen=kept)
         self.count = 0
         """Results so far; the first ones may be forgotten."""
-        self._more = trio.Event()
+        self._more = trio.lowlevel.ParkingLot()
 
     def put(self, row: Result) -> None:
         """Add one."""
         self._rows.append(row)
         self.count += 1
-        self._more.set()
-        self._more = trio.Event()
+        self._more.unpark_all()
 
     async def follow(self) -> AsyncGenerator[Result, None]:
         """Yield all of them, forever; a slow caller misses results that are forgotten before their turn."""
@@ -55,7 +54,7 @@ class Feed:
                 at = max(at, self.count - len(self._rows))
                 yield self._rows[at - self.count]
                 at += 1
-            await self._more.wait()
+            await self._more.park()
 
 
 class FeedSubscriber(Actor[Delivery]):
@@ -130,7 +129,7 @@ class Results:
     """By template and hour."""
     taken: dict[str, int] = attrs.field(factory=lambda: dict.fromkeys(MAILBOXES, 0))
     """Rows of each route."""
-    _changed: trio.Event = attrs.field(factory=trio.Event)
+    _changed: trio.lowlevel.ParkingLot = attrs.field(factory=trio.lowlevel.ParkingLot)
 
     async def follow(self, peer: ConnectedPeer, route: str) -> None:
         """Take the results of a route, forever.
@@ -166,13 +165,12 @@ class Results:
             case _:
                 self.anomalies[row["template"], row["start"]] = row
         self.taken[route] += 1
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.unpark_all()
 
     async def reach(self, wanted: Mapping[str, int]) -> None:
         """Wait until so many rows of each route have arrived."""
         while any(self.taken[route] < number for route, number in wanted.items()):
-            await self._changed.wait()
+            await self._changed.park()
 
     def count(self, source: str, kind: str, key: str = "") -> int:
         """The count of a key; 0 if it never came."""

@@ -75,7 +75,7 @@ class Placement(Actor[PrepareHosts | Subscribe]):
         self._starting: dict[bytes, trio.Lock] = {}
         self._work = trio.CancelScope()
         self._outboxes: dict[int, dict[int, None]] = {}
-        self._news = trio.Event()
+        self._news = trio.lowlevel.ParkingLot()
         self._subscribers = 0
 
     @handles
@@ -216,8 +216,7 @@ class Placement(Actor[PrepareHosts | Subscribe]):
         self._owners[news.shard] = news
         for outbox in self._outboxes.values():
             outbox[news.shard] = None
-        self._news.set()
-        self._news = trio.Event()
+        self._news.unpark_all()
 
     @handles
     def subscribe(self, m: Subscribe) -> int:
@@ -236,7 +235,7 @@ class Placement(Actor[PrepareHosts | Subscribe]):
                         shard = next(iter(outbox))
                         del outbox[shard]
                         await owners.send(self._owners[shard])
-                    await self._news.wait()
+                    await self._news.park()
         except ChannelError:
             pass  # the process has ended
         finally:

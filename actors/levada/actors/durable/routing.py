@@ -77,7 +77,7 @@ class ShardRoutes:
         self.leaving = False
         """Whether this node drains, so that it does not wait for nodes that start."""
         self._told: dict[int, deque[Any]] = {}
-        self._changed = trio.Event()
+        self._changed = trio.lowlevel.ParkingLot()
 
     async def follow(self, owners: Receiver[Owner]) -> None:
         """Update the table until the placement ends. Then no place is known."""
@@ -88,12 +88,12 @@ class ShardRoutes:
             except ChannelError:
                 pass  # the driver, or the placement, has ended
         self.table = [Owner(shard) for shard in range(len(self.table))]
-        self._wake()
+        self._changed.unpark_all()
 
     def close(self, ref: Ref[Any]) -> None:
         """End, because the shards have ended; `ref` is the actor that followed them."""
         self.closed = True
-        self._wake()
+        self._changed.unpark_all()
         for told in self._told.values():
             for each in told:
                 self.system.dead_letter(each, ref, "the shards have ended")
@@ -101,7 +101,7 @@ class ShardRoutes:
 
     def _take(self, news: Owner) -> None:
         self.table[news.shard] = news
-        self._wake()
+        self._changed.unpark_all()
         if news.ref is not None:
             for each in self._told.pop(news.shard, ()):
                 try:
@@ -109,13 +109,9 @@ class ShardRoutes:
                 except Exception as error:  # noqa: BLE001 - one that cannot travel, say, and the next one can
                     self.system.dead_letter(each, news.ref, text_of(error))
 
-    def _wake(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
-
     async def changed(self) -> None:
         """Wait until any shard has another place."""
-        await self._changed.wait()
+        await self._changed.park()
 
     async def owner(self, shard: int) -> Ref[Any]:
         """Wait until a shard is open, and return its ref. Errors are as for `require_open`."""
@@ -124,12 +120,12 @@ class ShardRoutes:
             if ref is not None and ref.is_alive:
                 return ref
             self.require_open(shard)
-            await self._changed.wait()
+            await self._changed.park()
 
     async def leave(self) -> None:
         """Do not wait for nodes that start: this node drains."""
         self.leaving = True
-        self._wake()
+        self._changed.unpark_all()
 
     def require_open(self, shard: int) -> None:
         """Raise `ActorStopped` if the shards have ended, and `ConfigurationError` if the shard's node cannot open it."""

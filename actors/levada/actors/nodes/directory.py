@@ -23,7 +23,7 @@ class Directory:
     def __init__(self, system: ActorSystem) -> None:
         self._system = system
         self._members: dict[str, Member] = {}
-        self._changed = trio.Event()
+        self._changed = trio.lowlevel.ParkingLot()
         self._listeners: dict[Sender[NodeUp | NodeDown], None] = {}
         self.watchers: list[Callable[[Member, Reason | None], None]] = []
         """Called with each changed member, and with the reason if it is down."""
@@ -62,8 +62,7 @@ class Directory:
 
     def wake(self) -> None:
         """Wake waiting tasks, which check their conditions again."""
-        self._changed.set()
-        self._changed = trio.Event()
+        self._changed.unpark_all()
 
     async def until(self, ready: Callable[[], bool], timeout: float = math.inf) -> bool:
         """Wait until a condition holds; return False if it does not within `timeout` seconds.
@@ -74,7 +73,7 @@ class Directory:
         """
         with trio.move_on_after(timeout):
             while not ready():
-                await self._changed.wait()
+                await self._changed.park()
             return True
         return False
 

@@ -114,7 +114,7 @@ class Sharing:
         self._fronts: dict[str, Front] = {}
         self.renames = 0
         """The changes of names so far, as the driver counts them; on a node, those that have arrived."""
-        self._renamed = trio.Event()
+        self._renamed = trio.lowlevel.ParkingLot()
         self.whole = trio.Event()
         """Set when the complete first state has arrived from the driver."""
         system.groups.share(self)
@@ -248,7 +248,7 @@ class Sharing:
         """Wait until an actor of the fleet has this name; return None after `timeout` seconds."""
         with trio.move_on_after(timeout):
             while (ref := self.find(name)) is None:
-                await self._renamed.wait()
+                await self._renamed.park()
             return ref
         return None
 
@@ -256,7 +256,7 @@ class Sharing:
         """Wait until so many changes of names have arrived, for `timeout` seconds at most; return whether they have."""
         with trio.move_on_after(timeout):
             while self.renames < renames:
-                await self._renamed.wait()
+                await self._renamed.park()
         return self.renames >= renames
 
     # Calls for other processes.
@@ -311,7 +311,7 @@ class Sharing:
         if shared.whole:
             if not self._driver:
                 self.renames = shared.renames
-                self._tell_renamed()
+                self._renamed.unpark_all()
             self.whole.set()
 
     def _take_membership(self, topic: Hashable, address: Address, ref: Ref[Any] | None) -> None:
@@ -368,7 +368,7 @@ class Sharing:
                 self._kept[name] = kept
         elif front is not None and front.ref.is_alive:
             front.turn()
-        self._tell_renamed()
+        self._renamed.unpark_all()
         if self._driver:
             self.renames += 1
             for relay in self._relays.values():
@@ -377,10 +377,6 @@ class Sharing:
     def _put_name(self, relay: Relay, name: str) -> None:
         if _is_unicode(name):
             relay.put(name, Named(name, self._names.get(name), self._kept.get(name, 0)))
-
-    def _tell_renamed(self) -> None:
-        self._renamed.set()
-        self._renamed = trio.Event()
 
     def _tell(self, key: tuple[Hashable, Address], news: Membership) -> None:
         """Announce a change: the driver to all nodes except the actor's, a node to the driver if the actor is its own."""

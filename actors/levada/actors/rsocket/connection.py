@@ -135,7 +135,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         """Whether an actor has been told to take them up but has not begun."""
         self.idle = Pool(self, MAX_IDLE)
         self._large_line = trio.Lock()
-        self._cut = trio.Event()
+        self._cut = trio.lowlevel.ParkingLot()
         self._perf_counter = PLATFORM.get().perf_counter
         self._fired = 0.0
         self._pushes: deque[bytes] = deque()
@@ -285,11 +285,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
             if self.phase is not Phase.OPEN:
                 self.retime()  # a drained connection ends with its last fragment
         if core.backlog <= self.high_watermark:
-            self._cut_enough()
-
-    def _cut_enough(self) -> None:
-        self._cut.set()
-        self._cut = trio.Event()
+            self._cut.unpark_all()
 
     def must_wait(self, payload: Payload, stream_id: int = 0) -> bool:
         """Whether a payload waits until others are cut: a large one, or one behind them on its stream. Small ones of others overtake them."""
@@ -300,7 +296,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         """Wait until little enough of other payloads waits to be cut, or the connection has ended."""
         async with self._large_line:  # first come, first served
             while self.core.backlog > self.high_watermark and self.end is None:
-                await self._cut.wait()
+                await self._cut.park()
 
     async def let_out(self, answer: Payload) -> None:
         """Wait until there is room for an answer.
@@ -390,7 +386,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
 
     def _on_ended(self, event: ConnectionEnded) -> None:
         self.idle.limit = 0
-        self._cut_enough()
+        self._cut.unpark_all()
         self.ended(event, f"{event.reason.value}: {event.text}" if event.text else event.reason.value)
 
     def error(self) -> CarrierError:

@@ -202,8 +202,8 @@ class Bridge(Desk):
         files = PLATFORM.get().files
         self._missing = {path.name for kind in ("mailboxes", "logs") for path in files.glob(directory / kind, "*")}
         """Names of mailboxes on disk that are not open yet, and of logs that were open before."""
-        self._named = trio.Event()
-        """Set and replaced for each new mailbox or actor."""
+        self._named = trio.lowlevel.ParkingLot()
+        """Woken for each new mailbox or actor."""
         self._opened_by = trio.current_time() + OPENING
         self._codec = Codec()
         self._reads = SharedLimit("streams of rows", config.max_reads, config.max_total_reads)
@@ -324,7 +324,7 @@ class Bridge(Desk):
     def _open(self, made: Mailbox[Any]) -> Mailbox[Any]:
         self._mailboxes[made.name] = made
         self._missing.discard(made.name)
-        self._tell_named()
+        self._named.unpark_all()
         return made
 
     def subscribe(
@@ -362,10 +362,6 @@ class Bridge(Desk):
             raise ConfigurationError(f"mailbox {name!r} has columns but no message class: give one to mailbox()")
         return self._home.spawn(partial(Subscription, mailbox, target, group=group, keyed=keyed, at=at))
 
-    def _tell_named(self) -> None:
-        self._named.set()
-        self._named = trio.Event()
-
     def expose(self, name: str, ref: Ref[Any]) -> None:
         """Offer an actor to executors by a name; see `levada.actors.spark.asks`. The actor handles its own messages, or `AskRows`.
 
@@ -375,13 +371,13 @@ class Bridge(Desk):
             ConfigurationError: the name has a slash or is taken.
         """
         super().expose(name, ref)
-        self._tell_named()
+        self._named.unpark_all()
 
     async def until_named(self, name: str, among: Mapping[str, object]) -> None:
         """Wait for a name, for `OPENING` seconds at most, while a restarted program is still opening its former mailboxes."""
         with trio.move_on_at(self._opened_by):
             while name not in among and self._missing:
-                await self._named.wait()
+                await self._named.park()
 
     async def _opened(self, name: str, *, to_write: bool = False) -> Mailbox[Any]:
         found = self._mailboxes.get(name)

@@ -63,7 +63,7 @@ class _Race:
         self._attempts = attempts
         self._scopes = [trio.CancelScope() for _ in attempts]
         self._errors: dict[int, LevadaError] = {}
-        self._changed = trio.Event()
+        self._changed = trio.lowlevel.ParkingLot()
         self.won: tuple[int, Connection] | None = None
         self.leaving = trio.Event()
         """Set when the block of the winner has ended."""
@@ -78,7 +78,7 @@ class _Race:
                     if self.won is not None:
                         return
                     self.won = i, connection
-                    self._tell()
+                    self._changed.unpark_all()
                     for other, scope in enumerate(self._scopes):
                         if other != i:
                             scope.cancel()
@@ -86,20 +86,16 @@ class _Race:
             except (CarrierError, ConfigurationError) as error:
                 if self.won is None:
                     self._errors[i] = error
-                    self._tell()
+                    self._changed.unpark_all()
                 elif self.won[0] == i:
                     raise
         if self.won is not None and self.won[0] == i:
             self.closed.set()
 
-    def _tell(self) -> None:
-        self._changed.set()
-        self._changed = trio.Event()
-
     async def settled(self, started: int) -> None:
         """Wait until an attempt has won, or all that have started have failed."""
         while self.won is None and len(self._errors) < started:
-            await self._changed.wait()
+            await self._changed.park()
 
     def failure(self) -> LevadaError:
         """Return the error of a race that has no winner."""

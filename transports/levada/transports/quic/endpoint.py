@@ -89,7 +89,7 @@ class QuicEndpoint:
         self._receive_scope = trio.CancelScope()
         self._reset_allowance = float(_RESETS_PER_SECOND)
         self._reset_seen = 0.0
-        self._deserted = trio.Event()
+        self._deserted = trio.lowlevel.ParkingLot()
         self._manager: Any = None
 
     @property
@@ -132,7 +132,7 @@ class QuicEndpoint:
     async def _linger(self) -> None:
         """Wait until the closing periods are over, at most for the configured time."""
         with trio.move_on_after(self.config.linger):
-            await self._deserted.wait()
+            await self._deserted.park()
 
     def connect(
         self, address: Address, *, server: str, early: bool = False, config: QuicConfig | None = None
@@ -232,8 +232,7 @@ class QuicEndpoint:
         connection.forgotten()
         self._drop_stale_timers()
         if not self._connections:
-            self._deserted.set()
-            self._deserted = trio.Event()
+            self._deserted.unpark_all()
 
     def learn_reset_tokens(self, connection: QuicConnection) -> None:
         """Record a connection's stateless reset tokens. Resets are recognised by them, since the connection ids of resets are random."""
