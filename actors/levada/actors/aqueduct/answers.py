@@ -24,8 +24,9 @@ from levada.framework.message import Asks, reply_type
 from levada.transports.aqueduct import Attach, Delivery, ReceiverHalf, ReceiverState, SenderHalf
 
 from . import envelopes
-from .halves import SENDING, Halves, Letter, Packing, Referring, open_delivery
+from .halves import SENDING, Halves, Letter, Packing, open_delivery
 from .links import OwnHalf
+from .referring import Referring
 
 __all__ = ["FEW", "Answers", "OpenQuestion", "Replies", "answer_type"]
 

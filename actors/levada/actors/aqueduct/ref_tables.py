@@ -25,10 +25,11 @@ from levada.transports.aqueduct import Attach
 from . import envelopes
 from .envelopes import ID_SIZE, ActorIdentity
 from .exports import Export
-from .halves import Halves, Packing, Referring
+from .halves import Halves, Packing
 from .name_lookup import Claim
 from .oneshots import Awaited, Promise
 from .raw import RawMessage
+from .referring import Referring
 from .refs import RefState, RemoteRef, remote_ref
 
 __all__ = ["MemberRefs", "Refs"]

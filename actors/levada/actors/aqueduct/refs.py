@@ -48,7 +48,8 @@ from levada.transports.aqueduct import ReceiverHalf, SenderHalf
 from . import envelopes
 from .answers import FEW, Answers
 from .envelopes import ActorIdentity
-from .halves import MOST_WAITING, Outbound, Referring
+from .halves import MOST_WAITING, Outbound
+from .referring import Referring
 from .signals import Asking, Later, Sampling, Signal, Tie, Watching, WorkAsking, Working
 
 if TYPE_CHECKING:

@@ -23,8 +23,9 @@ from levada.transports.aqueduct import Attach, Delivery, ReceiverHalf, SenderHal
 
 from . import envelopes
 from .answers import Answers, OpenQuestion
-from .halves import Packing, Referring
+from .halves import Packing
 from .oneshots import Awaited, Promise
+from .referring import Referring
 
 if TYPE_CHECKING:
     from .refs import RemoteRef

@@ -8,7 +8,7 @@ no actor.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, ClassVar, Final
+from typing import Any, ClassVar, Final
 
 import attrs
 import trio
@@ -27,9 +27,6 @@ from levada.transports.aqueduct import (
     StreamData,
     StreamDone,
 )
-
-if TYPE_CHECKING:
-    from .name_lookup import Lookup
 
 __all__ = ["AT_ONCE", "AqueductStreams", "StreamActor"]
 
@@ -117,7 +114,7 @@ class AqueductStreams(MultiplexedDriver[AqueductCore]):
                 self.forget(stream_id)
         self.feed(events)
 
-    def look_up_at(self, there: Sender[Lookup]) -> None:
+    def look_up_at(self, there: Sender[Any]) -> None:
         """Send lookups to the client here."""
         if self.lookups is not None:
             self.lookups.finish_nowait()
