@@ -10,7 +10,7 @@ import attrs
 from levada.framework.errors import DecodeError, LocalProtocolError
 
 __all__ = [
-    "CONNECTION_CODES", "SETUP_CODES", "ErrorCode", "InvalidFrame", "StreamIdsExhausted", "is_stream_code",
+    "SETUP_CODES", "ErrorCode", "InvalidFrame", "StreamIdsExhausted", "is_stream_code",
 ]  # fmt: skip
 
 
@@ -42,7 +42,6 @@ class ErrorCode(IntEnum):
 SETUP_CODES: Final = frozenset(
     (ErrorCode.INVALID_SETUP, ErrorCode.UNSUPPORTED_SETUP, ErrorCode.REJECTED_SETUP, ErrorCode.REJECTED_RESUME)
 )
-CONNECTION_CODES: Final = frozenset((ErrorCode.CONNECTION_ERROR, ErrorCode.CONNECTION_CLOSE))
 _STREAM_CODES: Final = frozenset(
     (ErrorCode.APPLICATION_ERROR, ErrorCode.REJECTED, ErrorCode.CANCELED, ErrorCode.INVALID)
 )
