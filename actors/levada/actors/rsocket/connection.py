@@ -188,13 +188,6 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         """Tell the core not to hold the time when this side did not read against the peer."""
         self.core.touch(trio.current_time())
 
-    def unmatched(self) -> set[int]:
-        """Return the ids of streams that only the core has, or only the actors. After any task has waited there are none.
-
-        For tests: a stream that only one side has forgotten is a leak, and its users wait forever.
-        """
-        return self.streams.keys() ^ self.core.stream_ids() if self.info is not None else set()
-
     def _on_payload(self, event: PayloadReceived) -> None:
         stream = self.streams.get(event.stream_id)
         if stream is not None:
