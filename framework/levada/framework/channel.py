@@ -38,7 +38,7 @@ from functools import partial
 from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar, overload
 
 import trio
-from trio.lowlevel import checkpoint, enable_ki_protection, reschedule, wait_task_rescheduled
+from trio.lowlevel import checkpoint, enable_ki_protection, wait_task_rescheduled
 
 from ._runtime.channel_core import (
     ENDED,
@@ -50,7 +50,6 @@ from ._runtime.channel_core import (
     Receipt,
     TerminalState,
     handles_in,
-    park,
 )
 from ._runtime.channel_mailbox import Destination, MailboxFeed
 from ._runtime.tracing import make_core
@@ -142,15 +141,10 @@ class _Handle:
             await checkpoint()
             return half.state
         self._core.bind_thread()
-        waiting: dict[trio.lowlevel.Task, None] = {}
-
-        def wake() -> None:
-            for task in waiting:
-                reschedule(task)
-
-        remove = half.on_terminated(wake)
+        ended = trio.Event()
+        remove = half.on_terminated(ended.set)
         try:
-            await park(waiting)
+            await ended.wait()
         finally:
             remove()
         return half.state

@@ -53,7 +53,7 @@ from levada.framework.identity import RemotePeer
 
 __all__ = [
     "ENDED", "LARGE", "ChannelCore", "Envelope", "Half", "Mode", "Outcome", "Receipt", "TerminalState",
-    "handles_in", "let_others_run", "may_hold", "park",
+    "handles_in", "let_others_run", "may_hold",
 ]  # fmt: skip
 
 
@@ -103,18 +103,6 @@ _ERRORS: dict[TerminalState, tuple[type[ChannelError], str]] = {
     TerminalState.LOST: (ChannelLost, "the message that carried the other half was lost in transit"),
     TerminalState.CONNECTION_LOST: (ChannelConnectionLost, "the connection under the channel was lost"),
 }
-
-
-async def park(waiting: dict[Task, None]) -> Any:
-    """Wait in `waiting` until other code removes the task from it and reschedules the task. A cancellation removes the task too."""
-    task = current_task()
-    waiting[task] = None
-
-    def abort(_: object) -> Abort:
-        del waiting[task]
-        return Abort.SUCCEEDED
-
-    return await wait_task_rescheduled(abort)
 
 
 async def let_others_run(seconds: float) -> None:
@@ -221,11 +209,12 @@ PROCESSED, NOT_PROCESSED = Outcome.PROCESSED, Outcome.NOT_PROCESSED
 class Receipt:
     """The outcome of one message: ``outcome = await receipt``. Any number of tasks may wait; a cancellation only ends the wait."""
 
-    __slots__ = ("_outcome", "_waiting")
+    __slots__ = ("_outcome", "_settled")
 
     def __init__(self) -> None:
         self._outcome: Outcome | None = None
-        self._waiting: dict[Task, None] = {}
+        self._settled: trio.Event | None = None
+        """Made for the first task that waits."""
 
     @property
     def outcome(self) -> Outcome | None:
@@ -237,7 +226,9 @@ class Receipt:
 
     async def _wait(self) -> Outcome:
         if self._outcome is None:
-            await park(self._waiting)
+            if self._settled is None:
+                self._settled = trio.Event()
+            await self._settled.wait()
         else:
             await trio.lowlevel.checkpoint()
         assert self._outcome is not None
@@ -246,9 +237,8 @@ class Receipt:
     def settle(self, outcome: Outcome) -> None:
         """Set the outcome, once; for the channel or a network."""
         self._outcome = outcome
-        waiting, self._waiting = self._waiting, {}
-        for task in waiting:
-            reschedule(task, Value(None))
+        if self._settled is not None:
+            self._settled.set()
 
 
 class Envelope:
