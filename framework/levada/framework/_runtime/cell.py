@@ -26,13 +26,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 import attrs
 import trio
-from trio.lowlevel import (
-    Abort,
-    RaiseCancelT,
-    current_task,
-    enable_ki_protection,
-    wait_task_rescheduled,
-)
+from trio.lowlevel import enable_ki_protection
 
 from levada.framework.errors import WrongThread, wrong_thread
 from levada.framework.links import KILLED, NORMAL, SHUTDOWN, Reason
@@ -45,8 +39,6 @@ from .tokens import START, STOP, TURN, EndTurn, Start, TakeSignal
 if TYPE_CHECKING:
     import contextvars
     from collections.abc import Callable, Hashable
-
-    from trio.lowlevel import Task
 
     from levada.framework.supervision import Supervised
     from levada.framework.timers import Timer, Timers
@@ -217,15 +209,9 @@ class Cell(Ref[Any]):
             return self.reason
         self.system.waits.refuse_own_end(self)
         extras = self.make_extras()
-        waiters = extras.waiters = extras.waiters if extras.waiters is not None else {}
-        task = current_task()
-        waiters[task] = None
-
-        def abort(_: RaiseCancelT) -> Abort:
-            del waiters[task]
-            return Abort.SUCCEEDED
-
-        await wait_task_rescheduled(abort)
+        if extras.waiters is None:
+            extras.waiters = trio.lowlevel.ParkingLot()
+        await extras.waiters.park()
         return self.reason
 
     @property
@@ -638,6 +624,6 @@ class Extras:
         self.touched = 0.0
         self.traced: Wrapped | None = None
         """The entry that is being handled, in a traced system."""
-        self.waiters: dict[Task, None] | None = None
+        self.waiters: trio.lowlevel.ParkingLot | None = None
         self.watched: dict[tuple[Any, Hashable], Callable[[], None]] | None = None
         self.watchers: dict[Hashable, Callable[[Reason], None]] | None = None
