@@ -30,10 +30,10 @@ __all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure"
 LIMITS = {
     "rsocket": (71, 13),
     "aqueduct": (61, 13),
-    "aqueduct-sender": (584, 36),
+    "aqueduct-sender": (579, 36),
     "maop": (234, 22),
     "durable": (111, 19),
-    "spark": (271, 32),
+    "spark": (256, 31),
 }
 """Calls and files of a walk, at most."""
 
