@@ -776,6 +776,29 @@ async def test_a_subscriber_may_be_a_sender_and_take_bare_messages(tmp_path: Pat
             await subscription.terminated()
 
 
+async def test_a_group_has_one_subscription_at_a_time(tmp_path: Path) -> None:
+    async with ActorSystem() as system, serve_bridge(system, tmp_path / "b") as bridge:
+        lines = await bridge.mailbox("lines", Line)
+        await bridge.mailbox("others", Line)
+        rows, others = Rows(), Rows()
+        first = bridge.subscribe("lines", system.spawn(Collector, rows), group="g")
+        with pytest.raises(
+            ConfigurationError, match=r"the group 'g' has a subscription to 'lines', and both would get"
+        ):
+            bridge.subscribe("lines", system.spawn(Collector, others), group="g")
+        bridge.subscribe("others", system.spawn(Collector, others), group="g")
+        await lines.append([Line(1)])
+        assert await rows.reach(1) == [(1, 0)]
+        while (await lines.ref.ask(GetGroups()))["g"] != {0: 1}:
+            await trio.lowlevel.checkpoint()
+        first.stop()
+        await first.terminated()
+        bridge.subscribe("lines", system.spawn(Collector, rows), group="g")
+        await lines.append([Line(2)])
+        assert await rows.reach(2) == [(1, 0), (2, 1)]
+        assert others.items == []
+
+
 async def test_a_subscriber_that_fails_on_a_row_gets_it_again(tmp_path: Path) -> None:
     async with ActorSystem() as system, serve_bridge(system, tmp_path / "b") as bridge:
         lines = await bridge.mailbox("lines", Line)

@@ -202,6 +202,8 @@ class Bridge(Desk):
         files = PLATFORM.get().files
         self._missing = {path.name for kind in ("mailboxes", "logs") for path in files.glob(directory / kind, "*")}
         """Names of mailboxes on disk that are not open yet, and of logs that were open before."""
+        self._subscriptions: dict[tuple[str, str], Ref[Any]] = {}
+        """By mailbox and group: the newest one."""
         self._named = trio.lowlevel.ParkingLot()
         """Woken for each new mailbox or actor."""
         self._opened_by = trio.current_time() + OPENING
@@ -344,7 +346,7 @@ class Bridge(Desk):
             name: a mailbox of this bridge that has a message class.
             target: an actor that is asked, or a sender that gets, a `Delivery` for each row. An actor is done with a row when its handler has
                 returned.
-            group: the name under which the offsets are kept. A group has one subscription at a time.
+            group: the name under which the offsets are kept. A group has one subscription at a time, and no query of Spark.
             keyed: whether the target gets `Delivery` messages. False: it gets the rows' messages, and a row is done once it is in the target's
                 mailbox.
             at: where a new group begins.
@@ -355,12 +357,20 @@ class Bridge(Desk):
 
         Raises:
             UnknownName: there is no such mailbox.
-            ConfigurationError: the mailbox has no message class.
+            ConfigurationError: the mailbox has no message class; or the group has a subscription that has not ended.
         """
         mailbox = self._find(name)
         if mailbox.columns is None:
             raise ConfigurationError(f"mailbox {name!r} has columns but no message class: give one to mailbox()")
-        return self._home.spawn(partial(Subscription, mailbox, target, group=group, keyed=keyed, at=at))
+        former = self._subscriptions.get((name, group))
+        if former is not None and former.is_alive:
+            raise ConfigurationError(
+                f"the group {group!r:.100} has a subscription to {name!r}, and both would get all rows: wait for the end of that one "
+                "(terminated), or take another group"
+            )
+        found = self._home.spawn(partial(Subscription, mailbox, target, group=group, keyed=keyed, at=at))
+        self._subscriptions[name, group] = found
+        return found
 
     def expose(self, name: str, ref: Ref[Any]) -> None:
         """Offer an actor to executors by a name; see `levada.actors.spark.asks`. The actor handles its own messages, or `AskRows`.
