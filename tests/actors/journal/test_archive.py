@@ -239,6 +239,33 @@ def test_a_backup_from_before_the_archive_goes_on_with_it_only_if_it_has_all_its
         ]
 
 
+def test_a_backup_from_before_the_first_file_remembers_the_archive(tmp_path: Path) -> None:
+    log, place = tmp_path / "log", str(tmp_path / "archive")
+    with Store.open(log, COLUMNS, log_config(1)) as store:
+        append(store, rows_from(0, ROWS))
+        assert trim(store, place, 0.0) == 0
+        assert not Path(place).exists()
+    backup(log, tmp_path / "early")
+    with Store.open(log, COLUMNS, log_config(1)) as store:
+        assert trim(store, place) > 0
+    with Store.open(tmp_path / "early", COLUMNS, log_config(1)) as store:
+        with pytest.raises(JournalError, match=r"shard 0 has old rows in the archive .*archive, and it is not named"):
+            trim(store, "")
+        assert trim(store, place) > 0
+        assert one_table(store, place) == ALL
+
+
+def test_a_log_does_not_remember_an_archive_that_is_not_its_own(tmp_path: Path) -> None:
+    place = str(tmp_path / "archive")
+    with Store.open(tmp_path / "log", COLUMNS, log_config(1)) as store:
+        append(store, rows_from(0, ROWS))
+        trim(store, place)
+    with Store.open(tmp_path / "other", COLUMNS, log_config(1)) as store:
+        with pytest.raises(JournalError, match="the archive of another log"):
+            trim(store, place, 0.0)
+        assert not store.archives
+
+
 def test_another_log_is_told_from_an_archive_whose_newest_file_is_empty(tmp_path: Path) -> None:
     place = str(tmp_path / "archive")
     with Store.open(tmp_path / "log", COLUMNS, log_config(1)) as store:

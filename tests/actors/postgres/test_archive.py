@@ -42,6 +42,8 @@ async def test_rows_are_archived_before_they_are_deleted(url: str, server: Clust
         with pytest.raises(JournalError, match="file"):
             await trim_log(system, url, keep=0, remember=3, archive=tmp_path / "file")
         assert await trim_log(system, url, keep=3600.0, remember=3, archive=place) == 0
+        with pytest.raises(JournalError, match="is not named"):
+            await trim_log(system, url, keep=0, remember=3)
         assert not place.exists()
         assert await trim_log(system, url, keep=0, remember=3, archive=place) == 20
         assert await trim_log(system, url, keep=0, remember=3, archive=place) == 0

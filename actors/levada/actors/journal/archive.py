@@ -394,7 +394,8 @@ Run = Callable[[Callable[[], T]], Awaitable[T]]
 async def archived_rows(store: Store, m: TrimRows, files: Files, read: Run[Any], write: Run[Any]) -> list[range]:
     """Return what `Store.rows_to_go` does, without the rows that are not in the archive; old ones are written to it first.
 
-    Rows of the shard are not erased meanwhile, and no other call writes to the archive. The log remembers the archive before its first file is there.
+    Rows of the shard are not erased meanwhile, and no other call writes to the archive. The log remembers the archive before its first file is there,
+    and as soon as it is named: so backups from before that file do too.
 
     Args:
         store: has the rows.
@@ -413,12 +414,14 @@ async def archived_rows(store: Store, m: TrimRows, files: Files, read: Run[Any],
     if m.forget_archive:
         await write(lambda: store.note_archive(shard, None))
     found: list[range] = await read(lambda: store.rows_to_go(m))
-    if not found or not m.archive:
+    known = store.archives.get(shard)
+    if not m.archive or (known is not None and not found):
         return found
     log, archive = still_store(store), Archive.at(m.archive, files)
     start = await read(lambda: archive.start(log, shard))
-    known = store.archives.get(shard)
     await write(lambda: store.note_archive(shard, Archived(m.archive, known.end if known else 0)))
+    if not found:
+        return found
     end = await read(lambda: archive.add(log, shard, start, m.older))
     await write(lambda: store.note_archive(shard, Archived(m.archive, end)))
     return [range(run.start, min(run.stop, end)) for run in found if run.start < end]

@@ -361,12 +361,15 @@ class PostgresLog(
             require_named(known, m.archive, shard, self.about)
             if m.archive:
                 [found] = await self._database.read([(log.tables.last_to_go(), values)], timeout=ERASED_WITHIN)
-                if found.get_value(0, 0) is None:
+                none_goes = found.get_value(0, 0) is None
+                if known is not None and none_goes:
                     return Trimmed(shard, 0)
                 archive, run = await self._archive_at(m.archive), self.system.platform.run_in_thread
                 start = await run(archive.start, still, shard)
-                # Before its first file is there.
+                # Before its first file is there, as soon as it is named.
                 await self._note_archive(log, shard, Archived(m.archive, known.end if known else 0))
+                if none_goes:
+                    return Trimmed(shard, 0)
                 end = await run(archive.add, still, shard, start, m.older)
                 await self._note_archive(log, shard, Archived(m.archive, end))
                 values[-1] = bigint(end)
