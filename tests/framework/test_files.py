@@ -5,6 +5,7 @@ from __future__ import annotations
 import mmap
 import os
 import sqlite3
+import sys
 from contextlib import closing, suppress
 from pathlib import Path
 
@@ -50,6 +51,16 @@ def test_names_are_found_by_a_pattern_in_order(tmp_path: Path) -> None:
     assert FILES.glob(tmp_path, "*.new") == [tmp_path / "a.new", tmp_path / "b.new"]
     assert FILES.glob(tmp_path / "missing", "*") == []
     assert FILES.glob(tmp_path / "a.new", "*") == []
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="other systems do not tell who has a lock")
+def test_who_has_a_file_locked_is_told(tmp_path: Path) -> None:
+    with FILES.opened(tmp_path / "a", os.O_RDWR | os.O_CREAT) as first, FILES.opened(tmp_path / "a") as second:
+        assert FILES.lockers(second) == []
+        FILES.lock(first)
+        assert FILES.lockers(second) == [os.getpid()]
+        with FILES.opened(tmp_path / "b", os.O_RDWR | os.O_CREAT) as other:
+            assert FILES.lockers(other) == []
 
 
 def test_a_copy_has_all_bytes_also_if_writes_are_short(tmp_path: Path) -> None:

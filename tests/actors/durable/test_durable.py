@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 import math
 import os
+import re
 import threading
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,14 @@ pytest.importorskip("pyarrow")
 
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited, Move, Withdraw, Withdrawn
 
-from levada.actors.durable import CommandReused, Durable, EntityErased, Shards, applies, shards
+from levada.actors.durable import CommandReused, Durable, EntityErased, Shards, applies, opening, shards
 from levada.actors.durable.rows import ShardLog, log_config
 from levada.actors.journal import Journal, JournalLocked, Store
+from levada.actors.journal.asking import locked
+from levada.actors.journal.inspection import inspect
 from levada.framework import ActorSystem, Asks, Ref, Sender, channel, handles, message
 from levada.framework.errors import ActorStopped, ConfigurationError
+from levada.framework.files import Files
 from levada.framework.platform import REAL
 
 
@@ -445,6 +449,52 @@ async def test_a_folder_that_is_open_elsewhere_is_refused(
         async with accounts_in(tmp_path):
             pass
     assert 5.0 <= trio.current_time() - started < 6.0
+
+
+@contextmanager
+def passing_by(folder: Path, does: str) -> Iterator[None]:
+    """What `levada journal` does with a log for a block."""
+    store = Store.open(folder, ShardLog([Deposited, Withdrawn]).schema, log_config(2))
+    if does == "trims":
+        with store, locked(Files(), folder / "trim.lock"):
+            yield
+    else:
+        store.close()
+        with inspect(folder):
+            yield
+
+
+@pytest.mark.parametrize("does", ["reads", "trims"])
+async def test_a_folder_that_another_process_reads_or_trims_is_waited_for(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture, does: str
+) -> None:
+    with ExitStack() as held:
+        held.enter_context(passing_by(tmp_path, does))
+
+        async def leave() -> None:
+            await trio.sleep(60.0)
+            held.close()
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(leave)
+            started = trio.current_time()
+            async with accounts_in(tmp_path) as accounts:
+                assert await accounts["anna"].ask(Deposit(5)) == 5
+            assert 60.0 <= trio.current_time() - started < 62.0
+    assert re.findall(r"has this journal open and (\w+) it; shards wait until it is free", caplog.text) == [does]
+
+
+@pytest.mark.parametrize("does", ["reads", "trims"])
+async def test_a_folder_that_another_process_reads_or_trims_without_end_is_refused(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, does: str
+) -> None:
+    monkeypatch.setattr(opening, "PASSED_WITHIN", 8.0)
+    started = trio.current_time()
+    with passing_by(tmp_path, does), pytest.raises(JournalLocked, match=f"and {does} it$") as caught:
+        async with accounts_in(tmp_path):
+            pass
+    assert caught.value.passing
+    assert 8.0 <= trio.current_time() - started < 9.0
 
 
 async def test_a_folder_that_another_process_leaves_meanwhile_is_waited_for(

@@ -20,7 +20,7 @@ from tests.actors.durable.test_trimming import accounts_in
 
 from levada.actors import cli
 from levada.actors.durable import copy_log, log_columns, log_config, shards, trim_log
-from levada.actors.journal import Journal, JournalConfig, JournalError, JournalLocked, Store
+from levada.actors.journal import Journal, JournalConfig, JournalError, JournalLocked, Store, TrimRows
 from levada.actors.journal.asking import locked
 from levada.framework import ActorSystem, bounded
 from levada.framework.errors import ConfigurationError
@@ -50,6 +50,28 @@ async def test_a_closed_folder_is_trimmed(tmp_path: Path) -> None:
         assert await trim_log(system, tmp_path, keep=0, remember=3) == 8
         assert await trim_log(system, tmp_path, keep=0, remember=3) == 0
     assert await balances(tmp_path) == [7, 7]
+
+
+async def test_a_program_that_starts_while_its_folder_is_trimmed_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await fill(tmp_path)
+    real, found = Store.rows_to_go, list[JournalLocked]()
+
+    def meanwhile(store: Store, m: TrimRows) -> list[range]:
+        with pytest.raises(JournalLocked, match=r"has this journal open and trims it$") as caught:
+            Store.open(tmp_path, None, log_config(2))
+        found.append(caught.value)
+        return real(store, m)
+
+    monkeypatch.setattr(Store, "rows_to_go", meanwhile)
+    async with ActorSystem("test", **FOREVER) as system:
+        assert await trim_log(system, tmp_path, keep=0, remember=3) == 8
+    assert [each.passing for each in found] == [True, True]
+    with Store.open(tmp_path, None, log_config(2)):
+        with pytest.raises(JournalLocked, match=r"has this journal open$") as caught:
+            Store.open(tmp_path, None, log_config(2))
+        assert not caught.value.passing
 
 
 async def test_a_folder_is_trimmed_while_its_program_runs(tmp_path: Path) -> None:
@@ -150,6 +172,11 @@ def test_the_command_line_trims(tmp_path: Path, capsys: pytest.CaptureFixture[st
     assert trio.run(balances, tmp_path) == [7, 7]
 
 
+def one_of_two(store: Store) -> int:
+    """Trim a shard; of the two entities of `fill`, each is in one of its own."""
+    return sum(store.trim(0, store.rows_to_go(TrimRows(0, 1e12, 3))))
+
+
 async def test_a_program_that_dies_meanwhile_finds_its_folder_free(tmp_path: Path) -> None:
     """What starts it again needs the folder, so the trim does not take it."""
     await fill(tmp_path)
@@ -157,11 +184,14 @@ async def test_a_program_that_dies_meanwhile_finds_its_folder_free(tmp_path: Pat
     async with ActorSystem("test", **FOREVER) as system, trio.open_nursery() as nursery:
 
         async def trim() -> None:
-            with pytest.raises(JournalError, match="has ended before it answered"):
-                await trim_log(system, tmp_path, keep=0)
+            with pytest.raises(JournalError, match=r"has ended before it answered.*run this again.*goes on from there"):
+                await trim_log(system, tmp_path, keep=0, remember=3)
 
         nursery.start_soon(trim)
         while not (tmp_path / "trim.request").exists():
             await trio.lowlevel.checkpoint()
+        assert await system.platform.run_in_thread(one_of_two, store) == 4
         store.close()
+    async with ActorSystem("test", **FOREVER) as system:
+        assert await trim_log(system, tmp_path, keep=0, remember=3) == 4
     assert await balances(tmp_path) == [7, 7]

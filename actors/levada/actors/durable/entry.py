@@ -331,8 +331,8 @@ async def shards(
     Raises:
         ConfigurationError: an argument is invalid, does not fit the class or the log, or differs from the first call's; the text says what
             to do.
-        JournalError: the folder cannot be opened, see `Store.open`, within five seconds if another process has it; or the journal refuses;
-            `SchemaMismatch` if its columns are not of these events.
+        JournalError: the folder cannot be opened, see `Store.open`, within five seconds if another process has it, or within ten minutes if that
+            one only reads or trims it; or the journal refuses; `SchemaMismatch` if its columns are not of these events.
         NodeLost, OSError: the keeper cannot be started.
         NameTaken: another actor has the name.
 

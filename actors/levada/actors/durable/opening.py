@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
@@ -43,14 +44,20 @@ __all__ = [
     "AGAIN", "Folder", "OpenShards", "OpenedShards", "Place", "columns_in", "database_at", "has_streams", "open_journal",
 ]  # fmt: skip
 
+logger = logging.getLogger("levada.actors.durable")
+
 AGAIN: Final = restart("transient", max=1 << 30, within=60.0, initial_backoff=0.05, max_backoff=5.0)
 """The policy of what uses a disk: a disk may fail for long."""
 
 
 UNLOCKED_WITHIN: Final = 5.0
-"""Seconds to wait for a folder that another process has open: it may be about to end, or trim, copy or show the log."""
+"""Seconds to wait for a folder that another process has open: it may be about to end."""
+PASSED_WITHIN: Final = 600.0
+"""The same for a process that only reads or trims it, such as ``levada journal verify``."""
+TOLD_AFTER: Final = 1.0
+"""Seconds of waiting after which the log says for whom."""
 LOCKED_PAUSE: Final = 0.1
-"""Seconds between two looks at such a folder."""
+"""The least seconds between two looks at such a folder; later a fiftieth of the wait."""
 
 
 @attrs.frozen
@@ -181,15 +188,22 @@ async def columns_in(system: ActorSystem, place: Place, wanted: pa.Schema, shard
 
 
 async def _unlocked(prepare: Callable[[], Awaitable[pa.Schema]]) -> pa.Schema:
-    """Look at a folder, again while another process has it open; `JournalLocked` if it still has it after some seconds."""
-    until = trio.current_time() + UNLOCKED_WITHIN
+    """Look at a folder, again while another process has it open; `JournalLocked` if it still has it after `UNLOCKED_WITHIN` or `PASSED_WITHIN`."""
+    started = trio.current_time()
+    until, told = started + UNLOCKED_WITHIN, ""
     while True:
         try:
             return await prepare()
-        except JournalLocked:
-            if trio.current_time() >= until:
+        except JournalLocked as error:
+            now, text = trio.current_time(), str(error)
+            if error.passing:
+                until = min(now + UNLOCKED_WITHIN, started + PASSED_WITHIN)
+            if now >= until:
                 raise
-        await trio.sleep(LOCKED_PAUSE)
+            if now - started >= TOLD_AFTER and text != told:
+                told = text
+                logger.warning("%s; shards wait until it is free", text, extra={"event": "journal_waited_for"})
+        await trio.sleep(max(LOCKED_PAUSE, (now - started) / 50))
 
 
 async def open_journal(root: Actor[Any], place: Place, schema: pa.Schema, shards: int) -> Ref[Any]:

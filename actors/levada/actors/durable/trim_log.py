@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -76,14 +77,15 @@ async def trim_log(
     path = folder_path(source)
     if wrong := misplaced(place, path):
         raise ConfigurationError(wrong)
-    rows = await system.platform.run_in_thread(_ask_writer, system.platform, path, wanted, timeout)
-    return await _trim_folder(system.platform, path, wanted) if rows is None else rows
+    with ExitStack() as turn:
+        rows = await system.platform.run_in_thread(_ask_writer, system.platform, path, wanted, timeout, turn)
+        return await _trim_folder(system.platform, path, wanted) if rows is None else rows
 
 
-def _ask_writer(platform: Platform, path: Path, wanted: TrimRequest, timeout: float) -> int | None:
+def _ask_writer(platform: Platform, path: Path, wanted: TrimRequest, timeout: float, turn: ExitStack) -> int | None:
     if journals_in(path) != [path]:
         raise ConfigurationError(f"{path} is not a log: name a folder that has a ledger.sqlite")
-    return ask_to_trim(platform, path, wanted, timeout)
+    return ask_to_trim(platform, path, wanted, timeout, turn)
 
 
 async def _trim_folder(platform: Platform, path: Path, wanted: TrimRequest) -> int:

@@ -21,11 +21,13 @@ from levada.framework.platform import Platform
 from .blocks import write_all
 from .errors import JournalLocked
 
-__all__ = ["COPIED", "ask_writer", "locked", "locked_in_turn", "put", "read_answer", "write"]
+__all__ = ["COPIED", "TRIM_LOCK", "ask_writer", "held", "locked", "locked_in_turn", "put", "read_answer", "write"]
 
 T = TypeVar("T")
 
 COPIED = "another process copies this journal"
+TRIM_LOCK = "trim.lock"
+"""In the folder of a journal: locked by the process that trims it, or has it trimmed."""
 _POLL = 0.02
 """Seconds between looks for the answer."""
 _POLLS = 50
@@ -125,6 +127,32 @@ def locked_in_turn(platform: Platform, path: Path, refusal: str, timeout: float)
                     raise
             _pause(tick)
         yield
+
+
+def held(platform: Platform, directory: Path, lock: int) -> JournalLocked:
+    """Return the error for a journal that is locked; it names the process and what it does, as far as the system tells.
+
+    Args:
+        platform: the surroundings.
+        directory: of the journal.
+        lock: descriptor of the lock, which is closed after this.
+    """
+    files, trims = platform.files, directory / TRIM_LOCK
+    others = [str(each) for each in files.lockers(lock)]
+    who = f"process {' and '.join(others)}" if others else "another process, or this one,"
+    does = ""
+    try:
+        files.lock(lock, shared=True)
+    except OSError:
+        if files.exists(trims):
+            try:
+                with locked(files, trims, shared=True):
+                    pass
+            except JournalLocked:
+                does = " and trims it"
+    else:
+        does = " and reads it"  # locked for writing, it could not be shared
+    return JournalLocked(f"{who} has this journal open{does}", path=str(directory), passing=bool(does))
 
 
 @contextmanager

@@ -36,6 +36,9 @@ class JournalError(LevadaError):
 class JournalLocked(JournalError):
     """Another process, or another store in this one, has the directory open."""
 
+    passing: bool = False
+    """Whether it only reads the journal, or trims it, and then leaves it."""
+
 
 @attrs.define(eq=False, slots=False, str=False)
 class JournalBehind(JournalError):

@@ -18,11 +18,12 @@ import pyarrow.compute
 from levada.framework.files import folder_path
 from levada.framework.platform import PLATFORM, Platform
 
+from .asking import held
 from .blocks import Block, Message, bytes_of, pack, pack_with_gaps
 from .config import JournalConfig
 from .disk_writes import DiskWrites
 from .erasures import Erasures
-from .errors import JournalError, JournalLocked, refusals
+from .errors import JournalError, refusals
 from .extent import Appended, Extent, Fenced, StoreStatistics, partition_of
 from .inspection import require_apart
 from .keys import Keys, Taken
@@ -121,7 +122,7 @@ class Store:
             try:
                 files.lock(lock)
             except OSError as error:
-                raise JournalLocked("another process, or this one, has this journal open", path=str(path)) from error
+                raise held(platform, path, lock) from error
             found = recover(platform, path, schema, config, resources, copy_of)
             staging = Staging(
                 files, path / "staging", schema=found.schema, config=config, journal=found.ledger.journal, clock=clock

@@ -1,6 +1,6 @@
 """How another process has an open log trimmed: it asks through the folder (`ask_writer`), as a `backup` does.
 
-trim.lock     locked by the process that asks
+trim.lock     locked by the process that asks; or that trims itself, because no process has the log open
 trim.request  the question; the writer looks for it every second, and deletes it when it has answered
 trim.answer   the answer, or the error
 """
@@ -8,6 +8,7 @@ trim.answer   the answer, or the error
 from __future__ import annotations
 
 import json
+from contextlib import ExitStack
 from pathlib import Path
 
 import attrs
@@ -15,13 +16,13 @@ import attrs
 from levada.framework.files import Files
 from levada.framework.platform import Platform
 
-from .asking import ask_writer, locked_in_turn, put, read_answer
+from .asking import TRIM_LOCK, ask_writer, locked_in_turn, put, read_answer
 from .errors import JournalError, refusals
 from .questions import TrimRows
 
 __all__ = ["TrimRequest", "TrimRequests", "ask_to_trim"]
 
-_LOCK, _REQUEST, _ANSWER = "trim.lock", "trim.request", "trim.answer"
+_REQUEST, _ANSWER = "trim.request", "trim.answer"
 
 
 @attrs.frozen
@@ -77,7 +78,9 @@ class TrimRequests:
             self._files.discard(self._directory / _REQUEST)
 
 
-def ask_to_trim(platform: Platform, directory: Path, wanted: TrimRequest, timeout: float) -> int | None:
+def ask_to_trim(
+    platform: Platform, directory: Path, wanted: TrimRequest, timeout: float, turn: ExitStack
+) -> int | None:
     """Have the process that has a journal open trim it; return the number of rows that went, or None if no process has it open. Blocks.
 
     Args:
@@ -85,6 +88,7 @@ def ask_to_trim(platform: Platform, directory: Path, wanted: TrimRequest, timeou
         directory: of the journal.
         wanted: what it is asked.
         timeout: seconds to wait for other processes that ask too, and again for the answer.
+        turn: no other process asks or trims until it is closed.
 
     Raises:
         JournalLocked: another process asks still, or the writer does not answer.
@@ -99,12 +103,17 @@ def ask_to_trim(platform: Platform, directory: Path, wanted: TrimRequest, timeou
     def closed() -> None:
         if files.exists(directory / _REQUEST):
             raise JournalError(
-                "the process that had it open has ended before it answered: run this again when it runs again, or is stopped for good",
+                "the process that had it open has ended before it answered. What it had trimmed stays trimmed, and all other rows are there: run "
+                "this again when it runs again, or is stopped for good, and it goes on from there",
                 path=str(directory),
             )
 
-    turn = locked_in_turn(platform, directory / _LOCK, "another process has this journal trimmed", timeout)
-    with refusals(directory), turn:
+    with refusals(directory):
+        turn.enter_context(
+            locked_in_turn(
+                platform, directory / TRIM_LOCK, "another process trims this journal, or has it trimmed", timeout
+            )
+        )
         files.discard(directory / _REQUEST)  # of a process that was killed
         try:
             found = ask_writer(

@@ -298,6 +298,10 @@ class SimulatedFiles(Files):
             opened = self._get(descriptor)
             self.disk.lock_file(opened.node, (self, descriptor), shared=shared)
 
+    def lockers(self, descriptor: int) -> list[int]:
+        """Return no ids, as `Files.lockers` on a system that does not tell them."""
+        return []
+
     # Names
 
     def stat(self, path: StrPath) -> os.stat_result:
