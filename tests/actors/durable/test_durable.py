@@ -20,9 +20,9 @@ pytest.importorskip("pyarrow")
 
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited, Move, Withdraw, Withdrawn
 
-from levada.actors.durable import CommandReused, Durable, EntityErased, Shards, applies, opening, shards
+from levada.actors.durable import CommandReused, Durable, EntityErased, Shards, applies, shards
 from levada.actors.durable.rows import ShardLog, log_config
-from levada.actors.journal import Journal, JournalLocked, Store
+from levada.actors.journal import Journal, JournalLocked, Store, asking
 from levada.actors.journal.asking import locked
 from levada.actors.journal.inspection import inspect
 from levada.framework import ActorSystem, Asks, Ref, Sender, channel, handles, message
@@ -481,14 +481,14 @@ async def test_a_folder_that_another_process_reads_or_trims_is_waited_for(
             async with accounts_in(tmp_path) as accounts:
                 assert await accounts["anna"].ask(Deposit(5)) == 5
             assert 60.0 <= trio.current_time() - started < 62.0
-    assert re.findall(r"has this journal open and (\w+) it; shards wait until it is free", caplog.text) == [does]
+    assert re.findall(r"has this journal open and (\w+) it; it is opened when it is free", caplog.text) == [does]
 
 
 @pytest.mark.parametrize("does", ["reads", "trims"])
 async def test_a_folder_that_another_process_reads_or_trims_without_end_is_refused(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, does: str
 ) -> None:
-    monkeypatch.setattr(opening, "PASSED_WITHIN", 8.0)
+    monkeypatch.setattr(asking, "PASSED_WITHIN", 8.0)
     started = trio.current_time()
     with passing_by(tmp_path, does), pytest.raises(JournalLocked, match=f"and {does} it$") as caught:
         async with accounts_in(tmp_path):

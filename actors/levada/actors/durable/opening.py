@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import logging
 import os
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,6 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 
 import attrs
 import pyarrow as pa
-import trio
 
 from levada.actors.journal import (
     GetExtent,
@@ -20,7 +18,6 @@ from levada.actors.journal import (
     Journal,
     JournalConfig,
     JournalError,
-    JournalLocked,
     LogStore,
     ReadEntity,
     SchemaMismatch,
@@ -28,6 +25,7 @@ from levada.actors.journal import (
     check_growth,
     journal_error,
 )
+from levada.actors.journal.asking import until_free
 from levada.actors.journal.config import REOPEN_EVERY
 from levada.actors.journal.log import DATABASES
 from levada.framework import Actor, ActorSystem, Asks, Ref, bounded, message, restart
@@ -44,20 +42,12 @@ __all__ = [
     "AGAIN", "Folder", "OpenShards", "OpenedShards", "Place", "columns_in", "database_at", "has_streams", "open_journal",
 ]  # fmt: skip
 
-logger = logging.getLogger("levada.actors.durable")
-
 AGAIN: Final = restart("transient", max=1 << 30, within=60.0, initial_backoff=0.05, max_backoff=5.0)
 """The policy of what uses a disk: a disk may fail for long."""
 
 
 UNLOCKED_WITHIN: Final = 5.0
-"""Seconds to wait for a folder that another process has open: it may be about to end."""
-PASSED_WITHIN: Final = 600.0
-"""The same for a process that only reads or trims it, such as ``levada journal verify``."""
-TOLD_AFTER: Final = 1.0
-"""Seconds of waiting after which the log says for whom."""
-LOCKED_PAUSE: Final = 0.1
-"""The least seconds between two looks at such a folder; later a fiftieth of the wait."""
+"""Seconds to wait for a folder that another program has open: it may be about to end."""
 
 
 @attrs.frozen
@@ -180,30 +170,11 @@ async def columns_in(system: ActorSystem, place: Place, wanted: pa.Schema, shard
     """
     if isinstance(place, Folder):
         path = place.path
-        return await _unlocked(lambda: system.platform.run_in_thread(_prepare, path, wanted, shards))
+        return await until_free(lambda: system.platform.run_in_thread(_prepare, path, wanted, shards), UNLOCKED_WITHIN)
     if isinstance(place, Ref):
         return await _columns_of(place, wanted, shards)
     async with place.open(system, shards) as journal:
         return await _columns_of(journal, wanted, shards)
-
-
-async def _unlocked(prepare: Callable[[], Awaitable[pa.Schema]]) -> pa.Schema:
-    """Look at a folder, again while another process has it open; `JournalLocked` if it still has it after `UNLOCKED_WITHIN` or `PASSED_WITHIN`."""
-    started = trio.current_time()
-    until, told = started + UNLOCKED_WITHIN, ""
-    while True:
-        try:
-            return await prepare()
-        except JournalLocked as error:
-            now, text = trio.current_time(), str(error)
-            if error.passing:
-                until = min(now + UNLOCKED_WITHIN, started + PASSED_WITHIN)
-            if now >= until:
-                raise
-            if now - started >= TOLD_AFTER and text != told:
-                told = text
-                logger.warning("%s; shards wait until it is free", text, extra={"event": "journal_waited_for"})
-        await trio.sleep(max(LOCKED_PAUSE, (now - started) / 50))
 
 
 async def open_journal(root: Actor[Any], place: Place, schema: pa.Schema, shards: int) -> Ref[Any]:

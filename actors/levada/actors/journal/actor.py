@@ -31,6 +31,7 @@ from levada.framework.platform import Platform
 from levada.framework.text import printable
 
 from .appends import Appends, Told, ToldRows, WriteJob
+from .asking import until_free
 from .blocks import bytes_of
 from .columns import Columns, columns_of
 from .config import JournalConfig
@@ -608,7 +609,7 @@ async def _opened(
     platform: Platform, opening: Callable[[], Store], writing: trio.CapacityLimiter
 ) -> AsyncIterator[Store]:
     # Threads cannot be interrupted: if this is cancelled, the store is opened and closed again; if killed, it is closed behind the current write.
-    store = await platform.run_in_thread(opening, limiter=writing)
+    store = await until_free(lambda: platform.run_in_thread(opening, limiter=writing))
     try:
         yield store
     finally:

@@ -6,12 +6,13 @@ The question is a file. The writer looks for it every second, and deletes it beh
 from __future__ import annotations
 
 import json
+import logging
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from threading import Event
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import trio
 
@@ -21,11 +22,30 @@ from levada.framework.platform import Platform
 from .blocks import write_all
 from .errors import JournalLocked
 
-__all__ = ["COPIED", "TRIM_LOCK", "ask_writer", "held", "locked", "locked_in_turn", "put", "read_answer", "write"]
+__all__ = [
+    "COPIED",
+    "TRIM_LOCK",
+    "ask_writer",
+    "held",
+    "locked",
+    "locked_in_turn",
+    "put",
+    "read_answer",
+    "until_free",
+    "write",
+]
 
 T = TypeVar("T")
 
+logger = logging.getLogger("levada.actors.journal")
+
 COPIED = "another process copies this journal"
+PASSED_WITHIN: Final = 600.0
+"""Seconds to wait for a process that only reads or trims a journal."""
+TOLD_AFTER: Final = 1.0
+"""Seconds of waiting after which the log says for whom."""
+LOCKED_PAUSE: Final = 0.1
+"""The least seconds between two looks whether a journal is free; later a fiftieth of the wait."""
 TRIM_LOCK = "trim.lock"
 """In the folder of a journal: locked by the process that trims it, or has it trimmed."""
 _POLL = 0.02
@@ -153,6 +173,33 @@ def held(platform: Platform, directory: Path, lock: int) -> JournalLocked:
     else:
         does = " and reads it"  # locked for writing, it could not be shared
     return JournalLocked(f"{who} has this journal open{does}", path=str(directory), passing=bool(does))
+
+
+async def until_free(attempt: Callable[[], Awaitable[T]], within: float = 0.0) -> T:
+    """Open a journal; again, as long as another process has it open that leaves it soon.
+
+    Args:
+        attempt: opens it.
+        within: seconds to wait for a program. A process that only reads or trims it is waited for in any case, for `PASSED_WITHIN` seconds.
+
+    Raises:
+        JournalLocked: it is still open.
+    """
+    started = trio.current_time()
+    until, told = started + within, ""
+    while True:
+        try:
+            return await attempt()
+        except JournalLocked as error:
+            now, text = trio.current_time(), str(error)
+            if now >= (started + PASSED_WITHIN if error.passing else until):
+                raise
+            if error.passing:
+                until = now + within
+            if now - started >= TOLD_AFTER and text != told:
+                told = text
+                logger.warning("%s; it is opened when it is free", text, extra={"event": "journal_waited_for"})
+        await trio.sleep(max(LOCKED_PAUSE, (now - started) / 50))
 
 
 @contextmanager

@@ -22,6 +22,7 @@ from levada.framework import Actor, ActorSystem, Asks, Joined, Ref, Reply, bound
 from levada.framework.router import group
 
 from .actor import Journal
+from .asking import until_free
 from .columns import columns_of
 from .config import REOPEN_EVERY, JournalConfig, Keyed
 from .questions import GetExtent
@@ -112,7 +113,7 @@ class Keeper:
         # Here first: an error keeps its class, and a journal without columns says which ones it has.
         system = self.nodes.system
         platform = system.platform
-        path, found = await platform.run_in_thread(_opened, directory, schema, config)
+        path, found = await until_free(lambda: platform.run_in_thread(_opened, directory, schema, config))
         topic = f"levada.journal/{platform.token_bytes(8).hex()}"
         waiting = system.spawn(_Waiting)
         try:
