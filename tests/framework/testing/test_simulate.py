@@ -471,6 +471,7 @@ def test_what_lasts_no_time_or_for_ever_is_refused(strike: Callable[[World, floa
     "more",
     [
         {"aims": "Buy"},
+        {"only": "n0"},
         {"aims": {Faults}},
         {"lengths": ()},
         {"lengths": (-1.0,)},

@@ -9,9 +9,11 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from functools import partial
+from itertools import count
 from pathlib import Path
 from typing import Any, cast
 
+import attrs
 import pytest
 import trio
 
@@ -261,6 +263,149 @@ def test_a_strike_of_what_is_not_there_is_skipped_and_told() -> None:
         *(f"skipped, for there is no such thing to strike: {strike!r}" for strike in strikes[:5]),
         *(f"skipped, for its moment did not come: {strike!r}" for strike in [strikes[7], *strikes[5:7]]),
     ]
+
+
+class Bell(Actor[Tick]):
+    """Does nothing."""
+
+    @handles
+    def ring(self, m: Tick) -> None:
+        pass
+
+
+async def rings(world: World) -> None:
+    """Let 60 actors handle a message at once, and strike no more from 5 ms later on."""
+
+    async def main() -> None:
+        async with ActorSystem("bells") as system:
+            bells = [system.spawn(Bell) for _ in range(60)]
+            await trio.sleep(1)
+            for bell in bells:
+                bell.tell(Tick(0))
+            await trio.sleep_forever()
+
+    WORLDS.append(world)
+    await world.start("bells", main, restart=50)
+    await trio.sleep(1.005)
+    world.strikes.stop()
+    made = list(world.strikes.made)
+    await trio.sleep(1)
+    assert world.strikes.made == made
+
+
+async def writes_on(world: World) -> None:
+    """Write lines, and strike no more after some of them."""
+
+    async def stop() -> None:
+        await trio.sleep(1.97)
+        world.strikes.stop()
+        made.extend(world.strikes.made)
+
+    made: list[Strike] = []
+    WORLDS.append(world)
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(stop)
+        await writes(world, set())
+    assert world.strikes.made == made
+
+
+@pytest.mark.parametrize(
+    ("scenario", "faults"),
+    [
+        (rings, Faults(strikes=20, every=1e6, aims={"Tick"})),
+        (writes_on, attrs.evolve(only(crashes=1), strikes=20, every=0.1)),
+        (writes_on, attrs.evolve(only(kills=1), every=0.5)),
+    ],
+    ids=["a moment later", "in a call of the disk", "at a time"],
+)
+def test_what_waits_for_its_moment_does_not_strike_after_the_stop(
+    scenario: Callable[[World], Awaitable[None]], faults: Faults
+) -> None:
+    WORLDS.clear()
+    simulate(scenario, seeds=range(12), faults=faults)
+    assert sum(len(world.strikes.made) for world in WORLDS) > 3
+
+
+def test_a_told_strike_does_not_come_after_the_stop_and_is_told() -> None:
+    late = Strike("kill", "bells", at=Moment("bells", "Tick", 3), after=0.01)
+    soon = attrs.evolve(late, after=0.001)
+    WORLDS.clear()
+    simulate(rings, seeds=[1], strikes=[late])
+    simulate(rings, seeds=[1], strikes=[soon])
+    assert [world.strikes.made for world in WORLDS] == [[], [soon]]
+    skipped = [text for _, text in WORLDS[0].events if "skipped" in text]
+    assert skipped == [f"skipped, for its moment did not come: {late!r}"]
+
+
+def test_only_what_is_named_is_struck() -> None:
+    async def scenario(world: World) -> None:
+        WORLDS.append(world)
+        for name in ("anna", "bert"):
+            await world.start(name, trio.sleep_forever, restart=0.5)
+        await trio.sleep(60)
+
+    struck = dict[str, set[str]]()
+    for name in ("bert", "machine"):
+        WORLDS.clear()
+        simulate(scenario, seeds=range(12), faults=Faults(strikes=20, only={name}))
+        made = [strike for world in WORLDS for strike in world.strikes.made]
+        assert {strike.whom for strike in made} == {name}
+        struck[name] = {strike.what for strike in made}
+    assert struck == {
+        "bert": {"kill", "pause", "clock"},
+        "machine": {"power failure", "disk errors", "full disk", "slow disk"},
+    }
+
+
+# Worlds that hang.
+
+
+class Forgetful:
+    """A program that forgets what it was to do when it is started again, `patience` times, or goes on late."""
+
+    def __init__(self, patience: int) -> None:
+        self.patience = patience
+        self.ends: list[float] = []
+        """The times at which worlds have ended."""
+
+    async def __call__(self, world: World) -> None:
+        async def main() -> None:
+            life = next(lives)
+            if life <= self.patience:
+                await trio.sleep(5 if life == 0 else 300)
+                done.set()
+            await trio.sleep_forever()
+
+        lives, done = count(), trio.Event()
+        await world.start("app", main, restart=0.5)
+        try:
+            while not done.is_set():  # noqa: ASYNC110 - a world that hangs, and goes on
+                await trio.sleep(1)
+        finally:
+            self.ends.append(trio.current_time())
+
+
+MANY = Faults(strikes=10, every=0.4)
+
+
+def test_a_world_that_hangs_is_shrunk_in_worlds_that_do_not_take_as_long() -> None:
+    scenario = Forgetful(0)
+    failure = failure_of(scenario, seeds=range(20), faults=MANY, limit=1000.0)
+    assert "did not end within 1000 s" in str(failure.__cause__)
+    assert [strike.what for strike in failure.strikes or ()] in (["kill"], ["power failure"])
+    assert len(scenario.ends) > 4
+    assert [end for end in scenario.ends if end > 100] == [
+        1000,
+        1000,
+    ]  # the one that was found, and the proof at the end
+
+
+def test_a_world_that_only_takes_long_is_not_taken_for_one_that_hangs() -> None:
+    scenario = Forgetful(1)
+    failure = failure_of(scenario, seeds=range(20), faults=MANY, limit=1000.0)
+    assert sum(strike.what in ("kill", "power failure") for strike in failure.strikes or ()) >= 2
+    whole = failure_of(scenario, seeds=[failure.seed], faults=MANY, limit=1000.0, shrink=False)
+    assert failure.strikes == whole.strikes
 
 
 @pytest.mark.parametrize(

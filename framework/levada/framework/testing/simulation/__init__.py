@@ -19,6 +19,7 @@ Real: the program, its actor systems, its protocols above the carriers, its jour
 
 from __future__ import annotations
 
+from .by_chance import Faults
 from .disk import SimulatedDisk
 from .failure import SimulationFailure
 from .faults import CHANGES, Call, Crashed, DiskFaults, Fault, chance
@@ -27,7 +28,6 @@ from .history import History, NotLinear, Operation, check_linear
 from .modules import SharedStateWarning
 from .process import Machine, Process
 from .strike import Moment, Strike
-from .strikes import Faults
 from .world import Simulated, World, simulate
 
 __all__ = [

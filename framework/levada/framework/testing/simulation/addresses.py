@@ -13,13 +13,13 @@ import errno
 import os
 from collections import Counter
 from collections.abc import Mapping
-from contextvars import Context
+from contextvars import Context, ContextVar
 from itertools import count
 from typing import Any, Final, NamedTuple
 
 import trio
 
-__all__ = ["HERE", "Address", "Addresses", "Endpoint", "SharedAddresses"]
+__all__ = ["HERE", "PROCESS", "Address", "Addresses", "Endpoint", "SharedAddresses"]
 
 HERE: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 """Names of the machine of the process that uses them."""
@@ -65,6 +65,10 @@ class Endpoint:
     def is_silent(self) -> bool:
         """Whether peers do not learn of its end."""
         return not self.hosts[self.host]
+
+
+PROCESS: Final[ContextVar[Endpoint | None]] = ContextVar("levada_simulated_process", default=None)
+"""The process that runs here; None in the scenario itself."""
 
 
 class SharedAddresses:

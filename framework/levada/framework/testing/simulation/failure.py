@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from math import inf
 from typing import Any, Final
 
 from levada.framework import __version__
@@ -11,7 +12,7 @@ from levada.framework.text import error_text
 
 from .strike import Strike, as_code
 
-__all__ = ["SimulationFailure", "is_interrupt", "shrunk"]
+__all__ = ["Hung", "SimulationFailure", "is_interrupt", "shrunk"]
 
 _SHOWN: Final = 30
 """Events in the text of a failure."""
@@ -19,6 +20,12 @@ _WORLDS: Final = 50
 """The most worlds that try fewer strikes."""
 _TIME: Final = 30.0
 """Real seconds after which no other one is tried."""
+_RECOVERY: Final = 60.0
+"""Virtual seconds for what strikes delay, see `shrunk`."""
+
+
+class Hung(AssertionError):
+    """A world does not end."""
 
 
 class SimulationFailure(AssertionError):
@@ -57,41 +64,61 @@ class SimulationFailure(AssertionError):
         return type(self), (self.seed, self.__cause__, self.events, self.strikes)
 
 
-def shrunk(found: SimulationFailure, run: Callable[[Sequence[Strike]], object]) -> SimulationFailure:
+def shrunk(
+    found: SimulationFailure, run: Callable[[Sequence[Strike], float], SimulationFailure | float]
+) -> SimulationFailure:
     """Return the failure of the same world, and with an error of the same type, that needs the fewest strikes of those tried.
+
+    A world that hangs takes long. So while it is looked for fewer strikes, a world counts as hung when its last strike has been over for as long as
+    the world takes without strikes, and `_RECOVERY`. The result has to hang for good.
 
     Args:
         found: the failure of a world that was struck by chance, or as told.
-        run: runs the same world with other strikes.
+        run: runs the same world with other strikes, for so many virtual seconds after the last one; returns how it failed, or how long it took.
 
     Ctrl-C ends the search. If the strikes that were noted do not make the world fail again, the failure has no strikes: only the seed repeats it.
     """
     assert found.__cause__ is not None
     cause, smallest, left, ends = found.__cause__, found, _WORLDS, PLATFORM.get().monotonic() + _TIME
+    rest = inf
+
+    def attempt(strikes: tuple[Strike, ...]) -> SimulationFailure | float | None:
+        """Return the failure if it is alike; of a world that has ended well, its virtual seconds."""
+        try:
+            ended = run(strikes, rest)
+        except RuntimeError:  # it imports a module in each run
+            return None
+        return None if isinstance(ended, SimulationFailure) and type(ended.__cause__) is not type(cause) else ended
 
     def fails(strikes: tuple[Strike, ...]) -> bool:
         nonlocal smallest, left
         if not left or PLATFORM.get().monotonic() > ends:
             return False
         left -= 1
-        try:
-            ended = run(strikes)
-        except RuntimeError:  # it imports a module in each run
-            return False
-        if not isinstance(ended, SimulationFailure) or type(ended.__cause__) is not type(cause):
-            return False
-        smallest = ended
-        return True
+        ended = attempt(strikes)
+        if isinstance(ended, SimulationFailure):
+            smallest = ended
+        return isinstance(ended, SimulationFailure)
 
     try:
+        if isinstance(cause, Hung):
+            calm = attempt(())
+            if isinstance(calm, SimulationFailure):
+                return calm
+            rest = inf if calm is None else calm + _RECOVERY
         if found.strikes and not fails(found.strikes):
             plain = SimulationFailure(found.seed, cause, found.events)
             plain.__cause__ = cause
             return plain
         _fewest(found.strikes or (), fails)
+        if rest < inf:
+            rest = inf
+            ended, smallest = attempt(smallest.strikes or ()), found
+            return ended if isinstance(ended, SimulationFailure) else found
     except BaseException as error:
         if not is_interrupt(error):
             raise
+        return smallest if rest == inf else found
     return smallest
 
 

@@ -9,7 +9,7 @@ from typing import Any
 import attrs
 import trio
 
-from .process import PROCESS
+from .addresses import PROCESS
 
 __all__ = ["History", "NotLinear", "Operation", "check_linear"]
 

@@ -10,7 +10,6 @@ import random
 from collections.abc import Awaitable, Callable
 from concurrent.futures import Executor, Future
 from contextlib import nullcontext
-from contextvars import ContextVar
 from functools import partial
 from signal import SIGTERM
 from typing import TYPE_CHECKING, Any, Final, TypeVar, TypeVarTuple
@@ -23,7 +22,7 @@ from levada.framework.platform import PLATFORM, Platform, ProcessExit, Shares
 from levada.framework.testing.clock import CountingClock
 from levada.framework.testing.explore import shuffle
 
-from .addresses import Endpoint, SharedAddresses
+from .addresses import PROCESS, Endpoint, SharedAddresses
 from .disk import SimulatedDisk
 from .faults import CHANGES, Call, Crashed, DiskFaults, Fault
 from .files import SimulatedFiles
@@ -32,16 +31,13 @@ from .network import NetworkOfProcess, SimulatedWire
 if TYPE_CHECKING:
     from .world import World
 
-__all__ = ["PROCESS", "Machine", "Process"]
+__all__ = ["Machine", "Process"]
 
 SIGKILL: Final = 9
 """As Linux has it, also where `signal` has none."""
 
 R = TypeVar("R")
 Ts = TypeVarTuple("Ts")
-
-PROCESS: Final[ContextVar[Process | None]] = ContextVar("levada_simulated_process", default=None)
-"""The process that runs here; None in the scenario itself."""
 
 _BEGIN: Final = 1_600_000_000.0
 """The seconds since 1970 at which a world begins."""

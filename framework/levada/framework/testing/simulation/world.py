@@ -17,6 +17,7 @@ import threading
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager, contextmanager
+from math import inf
 from typing import Any, Final
 
 import attrs
@@ -27,14 +28,16 @@ from levada.framework.system import ActorSystem
 from levada.framework.testing.clock import autojump, deterministic, unshield, watch
 from levada.framework.testing.explore import Turn
 
+from .addresses import PROCESS
+from .by_chance import Faults
 from .disk import Model, SimulatedDisk
-from .failure import SimulationFailure, is_interrupt, shrunk
+from .failure import Hung, SimulationFailure, is_interrupt, shrunk
 from .history import History
 from .modules import ModuleState
 from .network import SimulatedNetwork
-from .process import PROCESS, Machine, Process
+from .process import Machine, Process
 from .strike import Strike
-from .strikes import Faults, Strikes
+from .strikes import Strikes
 
 __all__ = ["Simulated", "World", "simulate"]
 
@@ -65,10 +68,17 @@ class World:
     """Machines and processes of one run; made by `simulate`."""
 
     def __init__(
-        self, seed: int, machines: Sequence[str], faults: Faults | None, strikes: Sequence[Strike] | None = None
+        self,
+        seed: int,
+        machines: Sequence[str],
+        faults: Faults | None,
+        strikes: Sequence[Strike] | None,
+        limit: float,
+        rest: float,
     ) -> None:
         self.seed = seed
         self.faults = faults or Faults(strikes=0, skew=0, loss=0)
+        self.clock = autojump()
         self.random = random.Random(f"world {seed}")
         self.history = History()
         """What clients have asked, with `History.call`."""
@@ -81,13 +91,18 @@ class World:
         loss = self.faults.loss * max(0.0, chance.uniform(-1, 1))
         self.network = SimulatedNetwork(machines, random.Random(f"network {seed}"), latency, chance, loss)
         model: Model = self.random.choice(("ordered", "lax")) if self.faults.disk is None else self.faults.disk
-        self.machines = {name: Machine(self, name, SimulatedDisk(model, time=trio.current_time)) for name in machines}
+        self.machines = {
+            name: Machine(self, name, SimulatedDisk(model, time=self.clock.current_time)) for name in machines
+        }
         self.processes: list[Process] = []
         """All processes so far, the dead ones too."""
         self.strikes = Strikes(self, self.faults, random.Random(f"faults {seed}"), strikes)
         self.modules = ModuleState()
         """Variables that all processes share."""
         self._pids = 100
+        self._limit, self._rest = limit, rest
+        self._scope = trio.CancelScope()
+        """Ends the scenario at the limit."""
         self._stuck: str | None = None
         self._nursery: trio.Nursery
 
@@ -250,23 +265,32 @@ class World:
         self.note(f"{process.name}: started on {process.machine.name} as process {process.pid}")
         process.context.run(self._nursery.start_soon, process.run, begun if starting else main)
 
-    async def run(self, scenario: Callable[[World], Awaitable[object]], limit: float) -> None:
+    def set_deadline(self) -> None:
+        """Have the scenario end in time: at the limit, and when it has had its rest since the last strike."""
+        self._scope.deadline = min(self._limit, self.strikes.over + self._rest)
+
+    async def run(self, scenario: Callable[[World], Awaitable[object]]) -> None:
         """Run a scenario to its end, and then end all processes."""
-        async with trio.open_nursery() as self._nursery:
-            self._nursery.start_soon(self.network.carry)
-            self._nursery.start_soon(self.strikes.run)
-            try:
-                with trio.move_on_after(limit) as scope:
-                    await scenario(self)
-            finally:
-                self.strikes.end()
-                for process in self.processes:
-                    process.go_on()  # cancelled tasks may wait for a thread of a paused process
-            if scope.cancelled_caught:
-                raise AssertionError(f"the scenario did not end within {limit:g} s of virtual time")
-            self._nursery.cancel_scope.cancel()
-        if self._stuck is not None:
-            raise AssertionError(self._stuck)
+        watch(self.network.due, self.network.wake, self.end_stuck)
+        self.set_deadline()
+        try:
+            async with trio.open_nursery() as self._nursery:
+                self._nursery.start_soon(self.network.carry)
+                self._nursery.start_soon(self.strikes.run)
+                try:
+                    with self._scope:
+                        await scenario(self)
+                finally:
+                    self.strikes.stop()
+                    for process in self.processes:
+                        process.go_on()  # cancelled tasks may wait for a thread of a paused process
+                if self._scope.cancelled_caught:
+                    raise Hung(f"the scenario did not end within {self._scope.deadline:g} s of virtual time")
+                self._nursery.cancel_scope.cancel()
+            if self._stuck is not None:
+                raise Hung(self._stuck)
+        finally:
+            self.modules.warn()
 
     def end_stuck(self) -> None:
         """End a world that is stuck, because every task waits and no time-out will wake one: cancel shielded tasks too, and fail."""
@@ -321,6 +345,7 @@ def simulate(
             there, or would not come back, and a strike whose moment does not come are skipped, and the events say so.
         shrink: whether a world that fails is run again with fewer strikes, to see which are needed: up to 50 times, and for 30 s of real time.
             The failure is then the one with the fewest; its error has the same type. Ctrl-C ends the search, not the failure.
+            If it hangs, the others are not run to the limit, and the last one is, to be sure.
         limit: seconds of virtual time after which a world counts as hung. A loop in which no virtual time passes is not seen.
 
     A variable of a module of the program that a world has changed is a `SharedStateWarning`.
@@ -341,16 +366,19 @@ def simulate(
         digests, seconds, count = {}, 0.0, 0
         for seed in seeds:
 
-            def run(strikes: Sequence[Strike] | None, seed: int = seed) -> tuple[World, float] | SimulationFailure:
-                return _simulate(scenario, seed, names, faults, strikes, limit)
+            def run(strikes: Sequence[Strike] | None, rest: float, seed: int = seed) -> World | SimulationFailure:
+                return _simulate(scenario, lambda: World(seed, names, faults, strikes, limit, rest))
 
-            ended = run(strikes)
+            def attempt(strikes: Sequence[Strike], rest: float) -> SimulationFailure | float:
+                ended = run(strikes, rest)
+                return ended if isinstance(ended, SimulationFailure) else ended.clock.current_time()
+
+            ended = run(strikes, inf)
             if isinstance(ended, SimulationFailure):
-                raise shrunk(ended, run) if shrink and ended.strikes else ended
-            world, seconds_of = ended
-            digests[seed] = world.network.digest
-            seconds += seconds_of
-            count += world.strikes.done
+                raise shrunk(ended, attempt) if shrink and ended.strikes else ended
+            digests[seed] = ended.network.digest
+            seconds += ended.clock.current_time()
+            count += ended.strikes.done
     finally:
         _ONE_AT_A_TIME.release()
     if not digests:
@@ -365,39 +393,30 @@ def _names(machines: Sequence[str]) -> tuple[str, ...]:
     return names
 
 
-def _simulate(
-    scenario: Callable[[World], Awaitable[object]],
-    seed: int,
-    machines: Sequence[str],
-    faults: Faults | None,
-    strikes: Sequence[Strike] | None,
-    limit: float,
-) -> tuple[World, float] | SimulationFailure:
-    """Run the world of a seed, again if it has imported modules; return it and its virtual seconds, or how it failed."""
+def _simulate(scenario: Callable[[World], Awaitable[object]], make: Callable[[], World]) -> World | SimulationFailure:
+    """Run a scenario in a world, and again in a new one if it has imported modules; return the world, or how it failed."""
     known: set[str] = set()
     failed: BaseException | None = None
+    world = make()
     for _ in range(_REPETITIONS):
         known, failed = set(sys.modules), None
-        worlds: list[World] = []
-        seconds = 0.0
         try:
-            with deterministic(seed), _dead_are_silent():
-                seconds = trio.run(_run, scenario, seed, machines, faults, strikes, limit, worlds, clock=autojump())
+            with deterministic(world.seed), _dead_are_silent():
+                trio.run(world.run, scenario, clock=world.clock)
         except BaseException as error:
             if is_interrupt(error):
                 raise
             failed = _only(error)  # which may be an outcome of pytest, and no `Exception`
         if len(known) == len(sys.modules):
             if failed is not None:
-                chance = strikes is not None or (faults is not None and faults.strikes > 0)
-                made = tuple(worlds[0].strikes.made) if worlds and chance else None
-                failure = SimulationFailure(seed, failed, tuple(worlds[0].events) if worlds else (), made)
+                failure = SimulationFailure(world.seed, failed, tuple(world.events), world.strikes.kept)
                 failure.__cause__ = failed
                 return failure
-            return worlds[0], seconds
+            return world
+        world = make()
     names = ", ".join(sorted(set(sys.modules) - known)[:3])
     raise RuntimeError(
-        f"the world of seed {seed} imports a module in each run, at last {names}, and so is another one each time; import before"
+        f"the world of seed {world.seed} imports a module in each run, at last {names}, and so is another one each time; import before"
     ) from failed
 
 
@@ -417,25 +436,6 @@ def _dead_are_silent() -> Iterator[None]:
         yield
     finally:
         logging.setLogRecordFactory(make)
-
-
-async def _run(
-    scenario: Callable[[World], Awaitable[object]],
-    seed: int,
-    machines: Sequence[str],
-    faults: Faults | None,
-    strikes: Sequence[Strike] | None,
-    limit: float,
-    worlds: list[World],
-) -> float:
-    world = World(seed, machines, faults, strikes)
-    worlds.append(world)
-    watch(world.network.due, world.network.wake, world.end_stuck)
-    try:
-        await world.run(scenario, limit)
-    finally:
-        world.modules.warn()
-    return trio.current_time()
 
 
 def _only(error: BaseException) -> BaseException:
