@@ -10,6 +10,7 @@ from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 
@@ -513,3 +514,47 @@ def test_a_file_whose_name_is_only_in_memory_holds_nothing_that_the_log_has_lost
     disk.power_failure(0, share=0.0)
     with surrounded(files=SimulatedFiles(disk)), Store.open("/log", None, log_config(1)) as store:
         assert one_table(store, "/archive") == [each for each in ALL if not erases or each[0] % 4 != 1]
+
+
+@pytest.mark.ci
+def test_rows_that_were_never_synced_are_on_the_disk_before_the_archive_has_them() -> None:
+    """With ``sync="never"`` a power failure takes rows of the log: none that are archived, or its next rows would be other ones."""
+    config, more = attrs.evolve(log_config(1), sync="never"), rows_from(ROWS, 20)
+    known = [each for each in ALL if each[0] < ROWS] + [
+        (row["sequence"], row["amount"]) for row in more if row["entity"]
+    ]
+    tried, finished, lost = 1, False, 0
+    while not finished:
+        disk, calls, opened = SimulatedDisk("lax"), list[Call](), list[Store]()
+        full(disk)
+
+        def happens(
+            call: Call, calls: list[Call] = calls, count: int = tried, opened: list[Store] = opened
+        ) -> Fault | None:
+            if opened and call.kind in CHANGES:
+                calls.append(call)
+            return Fault(crash=True, done=count % 2) if len(calls) == count else None
+
+        with suppress(Crashed), surrounded(files=SimulatedFiles(disk, faults=happens)):
+            store = Store.open("/log", None, config)
+            append(store, more)
+            opened.append(store)
+            trim(store, "/archive")
+            finished = True
+        disk.power_failure(tried, share=0.0)
+        with surrounded(files=SimulatedFiles(disk)), Store.open("/log", None, config) as store:
+            end = store.extent().end[0]
+            lost += end < ROWS + 20
+            assert archived("/archive").files(0)[-1].end <= end
+            assert store.archives[0].end <= end
+            found = one_table(store, "/archive")
+            assert found == [each for each in known if each[0] < end]
+            others = [row | {"amount": -row["amount"]} for row in rows_from(end, 20)]
+            append(store, others)
+            trim(store, "/archive")
+            assert one_table(store, "/archive") == found + [
+                (row["sequence"], row["amount"]) for row in others if row["entity"]
+            ]
+        tried += 1 if tried < 12 else every(7)
+    assert tried > 12
+    assert lost > 0
