@@ -15,7 +15,10 @@ import logging
 import random
 import sys
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
+from itertools import cycle
+from pathlib import Path
 from typing import Any, Final
 
 import attrs
@@ -29,7 +32,8 @@ from levada.actors.durable import shards
 from levada.actors.journal.columns import columns_of
 from levada.actors.journal.log_events import events_of
 from levada.actors.rsocket import COMPOSITE, ClientConfig, ConnectedPeer, CoreConfig, RequestFailed, connect
-from levada.actors.spark import serve_bridge
+from levada.actors.spark import BridgeConfig, serve_bridge
+from levada.actors.spark.desk import Desk
 from levada.actors.spark.protocol import (
     BlockHead,
     CommitOffsets,
@@ -46,14 +50,16 @@ from levada.actors.spark.protocol import (
 from levada.framework import Actor, ActorSystem, Asks, Codec, handles, message, restart
 from levada.framework.errors import LevadaError
 from levada.framework.testing.simulation import Faults, World, check_linear
+from levada.transports.carriers import TlsConfig
 from levada.transports.rsocket import Payload
 from levada.transports.rsocket.extensions import BearerAuthentication, CompositeMetadata
 
-__all__ = ["FAULTS", "Bridges"]
+__all__ = ["FAULTS", "Bridges", "Executors", "Tell"]
 
 FAULTS: Final = Faults(strikes=10, every=0.7, disk_errors=2.0, power_failures=2.0, aims={"Deliver", "Tell", "commit"})
 """Strikes at random times; in half of the worlds, also at questions of executors, deliveries, and commits of the ledger."""
 _FOLDER: Final = "/bridge"
+_PORT: Final = 7100
 _ENTRIES: Final = 10
 """Questions of each executor."""
 _EXECUTORS: Final = 2
@@ -115,46 +121,63 @@ class _Checkpoint:
     offsets: dict[int, int] = attrs.field(factory=dict)
 
 
-class Bridges:
-    """Bridges, executors and streams of all worlds."""
+@attrs.define(eq=False)
+class Executors:
+    """Processes of Spark, which ask an actor of levada.
 
-    def __init__(self) -> None:
-        self.delivered = 0
-        """Batches that were answered."""
-        self.repeated = 0
-        """Batches that the mailbox had already."""
-        self.errors: list[str] = []
-        """Why connections have ended, in the present world."""
-        self._checkpoint = _Checkpoint()
-        self._copied = 0
+    Args:
+        certificate: of the machine ``server``, its own authority, and its key, in one file: executors are on another machine and come over TLS.
+            None: all are on one machine.
+    """
 
-    async def run(self, world: World) -> None:
-        """Run until each id of each executor is in its account and was copied, and check the history."""
-        self.errors, self._checkpoint, self._copied = [], _Checkpoint(), 0
-        await world.start("bridge", self._serve, restart=0.5)
+    certificate: Path | None = None
+    errors: list[str] = attrs.field(factory=list)
+    """Why connections have ended."""
+    _token: Token | None = None
+    """The token of the server, as it is shipped with a job."""
+
+    @property
+    def machines(self) -> tuple[str, ...]:
+        """The machines of a world, the one of the server first."""
+        return ("machine",) if self.certificate is None else ("server", "client")
+
+    @property
+    def config(self) -> BridgeConfig:
+        """The settings of a bridge."""
+        return BridgeConfig(tls=None if self.certificate is None else TlsConfig(certificate=self.certificate))
+
+    def url(self, port: int) -> str | None:
+        """Return where a bridge listens for other machines."""
+        return None if self.certificate is None else f"tls://0.0.0.0:{port}"
+
+    def open(self, desk: Desk) -> None:
+        """Take note of a bridge that listens."""
+        self._token = Token.read(desk.token_file)
+
+    async def start(self, world: World, addresses: Sequence[str]) -> list[trio.Event]:
+        """Start executors; each event is set when the ids of one of them are in their accounts.
+
+        Args:
+            world: has a bridge with the actor ``teller``, or nodes.
+            addresses: of them, for executors.
+        """
         asked = []
         for number in range(_EXECUTORS):
             todo = deque((f"e{n % 3}", f"{number}.{n}") for n in range(_ENTRIES))
             asked.append(trio.Event())
-            await world.start(f"executor {number}", self._executor(world, todo, asked[-1]), restart=0.5)
-        done = trio.Event()
-        await world.start("stream", self._stream(world, done), restart=0.5)
+            process = self._executor(world, todo, asked[-1], addresses)
+            await world.start(f"executor {number}", process, machine=self.machines[-1], restart=0.5)
+        return asked
+
+    async def check(self, world: World, asked: Sequence[trio.Event]) -> None:
+        """Wait for executors, and check the history."""
         for each in asked:
             await each.wait()
-        await done.wait()
         check_linear(world.history, _apply, ())
 
-    async def _serve(self) -> None:
-        async with ActorSystem("bridge", ask_timeout=10.0) as system, serve_bridge(system, _FOLDER) as bridge:
-            accounts = await shards(
-                system, Account, events=Added | Reminded, journal="/accounts", shards=_PARTITIONS, idle=5.0
-            )
-            bridge.expose("teller", system.spawn(Teller, accounts, supervise=restart()))
-            await bridge.log("accounts", accounts)
-            await bridge.mailbox(_COPIED, Copy, partitions=_PARTITIONS)
-            await trio.sleep_forever()
-
-    def _executor(self, world: World, todo: deque[tuple[str, str]], done: trio.Event) -> Any:
+    def _executor(
+        self, world: World, todo: deque[tuple[str, str]], done: trio.Event, addresses: Sequence[str]
+    ) -> Callable[[], Awaitable[None]]:
         async def ask(peer: ConnectedPeer, account: str, id: str) -> int:
             return await peer.request_response(Tell(account, id), route="ask/teller")
 
@@ -166,10 +189,75 @@ class Bridges:
                 await trio.sleep(0.3)
 
         async def process() -> None:
-            await self._until_done(work)
+            await self.until_done(work, addresses)
             done.set()
 
         return process
+
+    async def until_done(self, work: Callable[[ConnectedPeer], Awaitable[None]], addresses: Sequence[str]) -> None:
+        """Work over a connection, as processes of Spark have it; over another one, to the next address, if that fails."""
+        for address in cycle(addresses):
+            try:
+                async with ActorSystem() as system, self._connect(system, address) as peer:
+                    await work(peer)
+            except* LevadaError as group:
+                self.errors += [repr(error) for error in leaves(group)]
+                await trio.sleep(0.2)
+            else:
+                return
+
+    @asynccontextmanager
+    async def _connect(self, system: ActorSystem, address: str) -> AsyncIterator[ConnectedPeer]:
+        carrier = None
+        if self.certificate is None:
+            token = Token.read(Path(address.removeprefix("unix://")).with_name("bridge.token"))
+        else:
+            while self._token is None:  # noqa: ASYNC110 - it is shipped when there is a bridge
+                await trio.sleep(0.1)
+            token = self._token
+            carrier = TlsConfig(ca=token.trust.encode())
+        setup = Payload(b"", CompositeMetadata.of(BearerAuthentication(token.secret)).encode())
+        core = CoreConfig(metadata_mime_type=COMPOSITE, setup_payload=setup)
+        async with connect(system, f"rsocket+{address}", config=ClientConfig(core=core, carrier=carrier)) as peer:
+            yield peer
+
+
+class Bridges(Executors):
+    """Bridges, executors and streams of all worlds."""
+
+    def __init__(self, certificate: Path | None = None) -> None:
+        super().__init__(certificate)
+        self.delivered = 0
+        """Batches that were answered."""
+        self.repeated = 0
+        """Batches that the mailbox had already."""
+        self._checkpoint = _Checkpoint()
+        self._copied = 0
+        self._address = [f"unix://{_FOLDER}/bridge.socket" if certificate is None else f"tls://server:{_PORT}"]
+
+    async def run(self, world: World) -> None:
+        """Run until each id of each executor is in its account and was copied, and check the history."""
+        self.errors, self._token, self._checkpoint, self._copied = [], None, _Checkpoint(), 0
+        await world.start("bridge", self._serve, machine=self.machines[0], restart=0.5)
+        asked = await self.start(world, self._address)
+        done = trio.Event()
+        await world.start("stream", self._stream(world, done), machine=self.machines[-1], restart=0.5)
+        await done.wait()
+        await self.check(world, asked)
+
+    async def _serve(self) -> None:
+        async with (
+            ActorSystem("bridge", ask_timeout=10.0) as system,
+            serve_bridge(system, _FOLDER, url=self.url(_PORT), config=self.config) as bridge,
+        ):
+            self.open(bridge)
+            accounts = await shards(
+                system, Account, events=Added | Reminded, journal="/accounts", shards=_PARTITIONS, idle=5.0
+            )
+            bridge.expose("teller", system.spawn(Teller, accounts, supervise=restart()))
+            await bridge.log("accounts", accounts)
+            await bridge.mailbox(_COPIED, Copy, partitions=_PARTITIONS)
+            await trio.sleep_forever()
 
     def _stream(self, world: World, done: trio.Event) -> Any:
         async def process() -> None:
@@ -180,9 +268,9 @@ class Bridges:
                     await self._step(peer, rng)
                     await trio.sleep(rng.choice((0.05, 0.3, 1.0)))
 
-            await self._until_done(copy)
+            await self.until_done(copy, self._address)
             world.strikes.stop()
-            await self._until_done(self._check)
+            await self.until_done(self._check, self._address)
             done.set()
 
         return process
@@ -217,24 +305,6 @@ class Bridges:
         self._copied += sum(rows.values())
         kept.batch, kept.number, kept.offsets = None, batch.number + 1, batch.end
         await _ask(peer, "accounts", CommitOffsets(_COPIED, batch.epoch, batch.end))
-
-    async def _until_done(self, work: Callable[[ConnectedPeer], Awaitable[None]]) -> None:
-        """Work over a connection to the bridge, as processes of Spark have it; over another one if that fails."""
-        while True:
-            try:
-                secret = Token.read(f"{_FOLDER}/bridge.token").secret
-                setup = Payload(b"", CompositeMetadata.of(BearerAuthentication(secret)).encode())
-                config = ClientConfig(core=CoreConfig(metadata_mime_type=COMPOSITE, setup_payload=setup))
-                async with (
-                    ActorSystem() as system,
-                    connect(system, f"rsocket+unix://{_FOLDER}/bridge.socket", config=config) as peer,
-                ):
-                    await work(peer)
-            except* LevadaError as group:
-                self.errors += [repr(error) for error in leaves(group)]
-                await trio.sleep(0.2)
-            else:
-                return
 
     async def _check(self, peer: ConnectedPeer) -> None:
         """Each id was added once, and its event was copied once."""
