@@ -19,6 +19,7 @@ from levada.framework.errors import (
     ActorError,
     ActorStopped,
     AskTimeout,
+    ChannelCancelled,
     ChannelConnectionLost,
     ChannelError,
     ConfigurationError,
@@ -240,6 +241,20 @@ async def test_an_ask_out_of_time_is_withdrawn(two: Any, autojump_clock: MockClo
         assert await both.ref.ask(Do("say", "alive")) == "alive"
         await settled()
         assert len(both.client.core.halves) == 2  # the entrypoint and the ref
+
+
+async def test_a_channel_in_a_withdrawn_question_ends_as_one_that_its_holder_gave_up(
+    two: Any, autojump_clock: MockClock
+) -> None:
+    """It has arrived, so it is not lost."""
+    async with two() as both, trio.open_nursery() as nursery:
+        nursery.start_soon(both.ref.ask, Do("sleep", 2))
+        await wait_all_tasks_blocked()
+        sender, receiver = channel(int)
+        with trio.move_on_after(0.5):
+            await both.ref.ask(Do("into", value=sender))
+        with pytest.raises(ChannelCancelled, match="the sender cancelled"):
+            await receiver.receive()
 
 
 async def test_a_late_answer_is_dropped(two: Any, autojump_clock: MockClock) -> None:

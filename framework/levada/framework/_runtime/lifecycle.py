@@ -261,8 +261,7 @@ class Lifecycle:
         message = _content(entry)
         self._report(cell, error, message)
         if not _resumes(cell, error):
-            extras = cell._extras
-            if (extras is None or extras.supervised is None) and not _ends_system(error):
+            if cell.supervised is None and not _ends_system(error):
                 self._system.counters.unsupervised += 1
             ending = ActorEnding(Failed(error), final=_ends_system(error))
             ending.message = message
