@@ -423,14 +423,14 @@ class Lifecycle:
             for child in late:
                 self.request_now(child, KILLED, True, True)
         elif late:
-            self._out_of_time(late[0], None)
+            self._out_of_time(late[0], True)
 
-    def _out_of_time(self, cell: Cell, ending: ActorEnding | None) -> None:
-        """Kill an actor that does not end in time: for good, or, given an `ending`, only if that one still lasts."""
-        if cell.phase is not STOPPED and (ending is None or cell.make_extras().ending is ending):
+    def _out_of_time(self, cell: Cell, final: bool) -> None:
+        """Kill an actor that does not end in time; if this is `final`, it does not restart."""
+        if cell.phase is not STOPPED:
             seconds = self._system.stop_timeout
             logger.warning("%s did not stop in %g s: killed", cell.path, seconds, extra={"actor": cell.path})
-            self.request_now(cell, KILLED, True, ending is None)
+            self.request_now(cell, KILLED, True, final)
 
     def _child_gone(self, parent: Cell, child: Cell) -> None:
         extras = parent._extras
@@ -571,7 +571,7 @@ class Lifecycle:
                 self._end(cell, ending)
                 if cell._worker is not None:
                     # The handler gets the same time as when its parent ends; children and hooks have their own deadlines.
-                    late = functools.partial(self._signal, self._out_of_time, cell, ending)
+                    late = functools.partial(self._signal, self._out_of_time, cell, False)
                     cell.make_extras().stop_timer = self._system.heap.after(self._system.stop_timeout, late)
                 return
             if ending is not None and not ending.concluded:
