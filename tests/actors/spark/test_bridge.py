@@ -776,27 +776,42 @@ async def test_a_subscriber_may_be_a_sender_and_take_bare_messages(tmp_path: Pat
             await subscription.terminated()
 
 
-async def test_a_group_has_one_subscription_at_a_time(tmp_path: Path) -> None:
+async def test_a_group_has_one_subscription_at_a_time(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, autojump_clock: MockClock
+) -> None:
     async with ActorSystem() as system, serve_bridge(system, tmp_path / "b") as bridge:
         lines = await bridge.mailbox("lines", Line)
         await bridge.mailbox("others", Line)
-        rows, others = Rows(), Rows()
+        rows, later, others = Rows(), Rows(), Rows()
         first = bridge.subscribe("lines", system.spawn(Collector, rows), group="g")
-        with pytest.raises(
-            ConfigurationError, match=r"the group 'g' has a subscription to 'lines', and both would get"
-        ):
-            bridge.subscribe("lines", system.spawn(Collector, others), group="g")
+        second = bridge.subscribe("lines", system.spawn(Collector, later), group="g")
         bridge.subscribe("others", system.spawn(Collector, others), group="g")
         await lines.append([Line(1)])
         assert await rows.reach(1) == [(1, 0)]
         while (await lines.ref.ask(GetGroups()))["g"] != {0: 1}:
             await trio.lowlevel.checkpoint()
+        await trio.sleep(2)
+        assert caplog.messages == [
+            f"{second.path} waits for the end of {first.path}: the group 'g' has one subscription at a time"
+        ]
         first.stop()
-        await first.terminated()
-        bridge.subscribe("lines", system.spawn(Collector, rows), group="g")
         await lines.append([Line(2)])
-        assert await rows.reach(2) == [(1, 0), (2, 1)]
-        assert others.items == []
+        assert await later.reach(1) == [(2, 1)]
+        assert (rows.items, others.items) == ([(1, 0)], [])
+
+
+async def test_a_subscription_that_ends_gives_way_to_the_next_of_its_group(tmp_path: Path) -> None:
+    async with ActorSystem() as system, serve_bridge(system, tmp_path / "b") as bridge:
+        lines = await bridge.mailbox("lines", Line)
+        found = [Rows() for _ in range(4)]
+        for number, rows in enumerate(found):
+            collector = system.spawn(Collector, rows)
+            subscription = bridge.subscribe("lines", collector, group="g")
+            await lines.append([Line(number)])
+            assert await rows.reach(1) == [(number, number)]
+            while (await lines.ref.ask(GetGroups()))["g"] != {0: number + 1}:
+                await trio.lowlevel.checkpoint()
+            (collector if number % 2 else subscription).stop()  # it ends with its target too, without a further row
 
 
 async def test_a_subscriber_that_fails_on_a_row_gets_it_again(tmp_path: Path) -> None:

@@ -346,7 +346,8 @@ class Bridge(Desk):
             name: a mailbox of this bridge that has a message class.
             target: an actor that is asked, or a sender that gets, a `Delivery` for each row. An actor is done with a row when its handler has
                 returned.
-            group: the name under which the offsets are kept. A group has one subscription at a time, and no query of Spark.
+            group: the name under which the offsets are kept. A group has one subscription at a time, and no query of Spark: a later subscription
+                begins when the former one has ended.
             keyed: whether the target gets `Delivery` messages. False: it gets the rows' messages, and a row is done once it is in the target's
                 mailbox.
             at: where a new group begins.
@@ -357,18 +358,13 @@ class Bridge(Desk):
 
         Raises:
             UnknownName: there is no such mailbox.
-            ConfigurationError: the mailbox has no message class; or the group has a subscription that has not ended.
+            ConfigurationError: the mailbox has no message class.
         """
         mailbox = self._find(name)
         if mailbox.columns is None:
             raise ConfigurationError(f"mailbox {name!r} has columns but no message class: give one to mailbox()")
         former = self._subscriptions.get((name, group))
-        if former is not None and former.is_alive:
-            raise ConfigurationError(
-                f"the group {group!r:.100} has a subscription to {name!r}, and both would get all rows: wait for the end of that one "
-                "(terminated), or take another group"
-            )
-        found = self._home.spawn(partial(Subscription, mailbox, target, group=group, keyed=keyed, at=at))
+        found = self._home.spawn(partial(Subscription, mailbox, target, former, group=group, keyed=keyed, at=at))
         self._subscriptions[name, group] = found
         return found
 

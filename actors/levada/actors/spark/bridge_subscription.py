@@ -26,6 +26,8 @@ READ_BYTES = 4 << 20
 """Bytes of blocks taken from the journal at a time; a block is at least one."""
 DECODED_ROWS = 512
 """Rows decoded at a time: no other task runs for about 0.5 ms."""
+PATIENCE = 1.0
+"""Seconds that a subscription waits for the former one of its group without a word."""
 ATTEMPTS, PAUSE = 5, 0.2  # attempts at the same rows, and seconds before the second attempt; each pause doubles
 
 
@@ -60,6 +62,8 @@ class Subscription(Actor[Any]):
 
     mailbox_: Mailbox[Any]
     target: Ref[Any] | Sender[Any]
+    former: Ref[Any] | None = None
+    """The subscription that the group had before."""
     group: str = attrs.field(kw_only=True)
     keyed: bool = attrs.field(kw_only=True)
     at: Literal["first", "end"] = attrs.field(kw_only=True)
@@ -72,8 +76,30 @@ class Subscription(Actor[Any]):
             raise ConfigurationError(f"the group of a subscription is {self.group!r:.100}: {error}") from error
         self._failures = 0
         self.start_soon(self._follow)
+        if isinstance(self.target, Ref):
+            self.start_soon(self._end_with, self.target)
+
+    async def _end_with(self, target: Ref[Any]) -> None:
+        await target.terminated()
+        self.stop()
+
+    async def _await_turn(self, former: Ref[Any]) -> None:
+        with trio.move_on_after(PATIENCE):
+            await former.terminated()
+        if former.is_alive:
+            logger.warning(
+                "%s waits for the end of %s: the group %.100r has one subscription at a time",
+                self.ref.path,
+                former.path,
+                self.group,
+                extra={"event": "group_taken"},
+            )
+            await former.terminated()
+        self.former = None
 
     async def _follow(self) -> None:
+        if self.former is not None:
+            await self._await_turn(self.former)
         journal = self.mailbox_.ref
         while True:
             try:
