@@ -481,7 +481,7 @@ async def test_a_folder_that_another_process_reads_or_trims_is_waited_for(
             async with accounts_in(tmp_path) as accounts:
                 assert await accounts["anna"].ask(Deposit(5)) == 5
             assert 60.0 <= trio.current_time() - started < 62.0
-    assert re.findall(r"has this journal open and (\w+) it; it is opened when it is free", caplog.text) == [does]
+    assert re.findall(r"has this journal open and (\w+) it; waiting until it is free", caplog.text) == [does]
 
 
 @pytest.mark.parametrize("does", ["reads", "trims"])

@@ -383,20 +383,26 @@ def _whole_copy(
 
 
 def _compare(source: StillLog, copy: StillLog) -> None:
-    """Require that a copy has the rows of its source, and no others. Blocks."""
+    """Require that a copy has the rows of its source; and no others, but those that the source has trimmed since they were copied. Blocks."""
     if source.ends != copy.ends:
         raise JournalDamaged(f"the copy ends at {dict(copy.ends)}, and its source at {dict(source.ends)}")
     for shard, end in source.ends.items():
-        start = 0
+        start, trimmed = 0, source.trimmed.get(shard, 0)
         for page in source.pages(shard, 0, end):
             behind = page.column(0)[-1].as_py() + 1
-            _compare_rows(shard, page, copy.pages(shard, start, behind))
+            _compare_rows(shard, page, copy.pages(shard, start, behind), trimmed)
             start = behind
-        _compare_rows(shard, page=None, pages=copy.pages(shard, start, end))
+        _compare_rows(shard, None, copy.pages(shard, start, end), trimmed)
 
 
-def _compare_rows(shard: int, page: pa.RecordBatch | None, pages: Iterator[pa.RecordBatch]) -> None:
-    there = list(pages)
+def _compare_rows(shard: int, page: pa.RecordBatch | None, pages: Iterator[pa.RecordBatch], trimmed: int) -> None:
+    mine = pa.array([], pa.int64()) if page is None else page.column(0)
+
+    def wanted_of(rows: pa.RecordBatch) -> pa.RecordBatch:
+        places = rows.column(0)
+        return rows.filter(pc.or_(pc.greater_equal(places, trimmed), pc.is_in(places, mine)))
+
+    there = [rows for rows in map(wanted_of, pages) if rows.num_rows]
     if page is None and not there:
         return
     found = pa.Table.from_batches(there, page.schema if page is not None else None)

@@ -198,7 +198,7 @@ async def until_free(attempt: Callable[[], Awaitable[T]], within: float = 0.0) -
                 until = now + within
             if now - started >= TOLD_AFTER and text != told:
                 told = text
-                logger.warning("%s; it is opened when it is free", text, extra={"event": "journal_waited_for"})
+                logger.warning("%s; waiting until it is free", text, extra={"event": "journal_waited_for"})
         await trio.sleep(max(LOCKED_PAUSE, (now - started) / 50))
 
 
