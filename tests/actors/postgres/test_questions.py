@@ -514,6 +514,7 @@ async def test_a_table_that_is_no_log_is_left_alone(url: str, server: Cluster) -
         ("CREATE TRIGGER t BEFORE UPDATE ON {} FOR EACH ROW EXECUTE FUNCTION suppress_redundant_updates_trigger()", "the trigger t may change"),
         ("CREATE RULE r AS ON INSERT TO {} DO INSTEAD NOTHING", "the rule r may change or hide rows"),
         ("DELETE FROM {}_log", "_log\" is empty"),
+        ("DELETE FROM {}_shards", "_shards\" lacks shards"),
         ("UPDATE {}_log SET columns = 'x'", "cannot be read"),
     ],
 )  # fmt: skip
@@ -569,6 +570,8 @@ async def test_tables_that_change_while_the_log_is_open_are_named(url: str, serv
         server.execute(f"DELETE FROM {table}_shards")
         with pytest.raises(JournalDamaged, match="the row of shard 0 is gone"):
             await log.ask(Append(rows_for("a"), partition=0, at=1))
+        with pytest.raises(JournalDamaged, match="the table of shards has 0 of 1 rows: it was changed by hand"):
+            await log.ask(GetExtent())
         server.execute(f"DROP TABLE {table} CASCADE")
         with pytest.raises(JournalDamaged, match="a table of the log is gone"):
             await log.ask(ReadRows(0, 0))

@@ -27,7 +27,9 @@ from levada.actors.journal import (
 )
 from levada.actors.journal.asking import until_free
 from levada.actors.journal.config import REOPEN_EVERY
+from levada.actors.journal.inspection import inspect
 from levada.actors.journal.log import DATABASES
+from levada.actors.journal.log_events import event_columns
 from levada.framework import Actor, ActorSystem, Asks, Ref, bounded, message, restart
 from levada.framework.errors import ActorError, ConfigurationError, LevadaError
 
@@ -238,6 +240,8 @@ def _prepare(folder: Path, wanted: pa.Schema, shards: int) -> pa.Schema:
     try:
         Store.open(folder, wanted, config).close()
     except SchemaMismatch:  # the log has columns of earlier events, or in another order
+        with inspect(folder) as found:
+            event_columns(found.schema, str(folder))  # raises, if it is another kind of journal
         with Store.open(folder, None, config) as store:
             there = store.schema
         columns = grown(there, wanted)

@@ -11,6 +11,7 @@ import trio
 
 from levada.actors.journal import GetExtent, Store, Trimmed, journal_error
 from levada.actors.journal.inspection import inspect, journals_in
+from levada.actors.journal.log_events import event_columns
 from levada.actors.journal.places import archive_place, misplaced
 from levada.actors.journal.trim_requests import TrimRequest, ask_to_trim
 from levada.framework import ActorSystem
@@ -93,6 +94,7 @@ async def _trim_folder(platform: Platform, path: Path, wanted: TrimRequest) -> i
 
     def opened() -> Store:
         with inspect(path) as found:
+            event_columns(found.schema, str(path))  # raises, if it is another kind of journal
             shards = len(found.partitions)
         return Store.open(path, None, log_config(shards))
 

@@ -24,11 +24,11 @@ def is_log(columns: pa.Schema) -> bool:
     return bool(columns.names[: len(_FIRST)] == _FIRST)
 
 
-def event_columns(log: pa.Schema) -> pa.Schema:
+def event_columns(log: pa.Schema, where: str = "this journal") -> pa.Schema:
     """Return the columns of a log that people see; `ConfigurationError` if this is not the log of a durable class."""
     if not is_log(log):
         raise ConfigurationError(
-            f"this journal is not the log of a durable class: it has the columns {', '.join(log.names)[:200]}"
+            f"{where} is not the log of a durable class: it has the columns {', '.join(log.names)[:200]}"
         )
     return pa.schema([field for field in log if not field.name.startswith("_")])
 

@@ -24,6 +24,7 @@ from levada.actors.journal import (
     GetExtent,
     GetReach,
     GetSchema,
+    JournalDamaged,
     JournalError,
     OffsetWithin,
     Reach,
@@ -450,6 +451,9 @@ class PostgresLog(
     async def _extent(self, log: OpenLog, _: Any) -> Extent:
         [found] = await self._database.read([(log.tables.extent, [])])
         end, first, trimmed = (dict(enumerate(bigints_in(found, column))) for column in range(3))
+        if len(end) != log.head.shards:
+            what = f"the table of shards has {len(end)} of {log.head.shards} rows: it was changed by hand"
+            raise JournalDamaged(what, path=self.about)
         return Extent(log.head.epoch, first, end, (found.get_value(0, 3) or b"").decode(), trimmed)
 
     @handles

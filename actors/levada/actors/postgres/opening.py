@@ -337,7 +337,11 @@ def _head(session: Session, address: PostgresAddress) -> LogHead | None:
         raise ConfigurationError(
             f"{address}: a newer levada has made this log (format {version}, this one knows {FORMAT})"
         )
-    [shards] = _one(session, f"SELECT count(*) FROM {name_of(address, '_shards')}")
+    shards, newest = _one(session, f"SELECT count(*), max(shard) FROM {name_of(address, '_shards')}")
+    if not shards or newest != shards - 1:
+        raise JournalDamaged(
+            f"the table {name_of(address, '_shards')} lacks shards: it was changed by hand", path=address.shown
+        )
     try:
         return LogHead(epoch, pa.ipc.read_schema(pa.py_buffer(columns)), shards, copy_of)
     except (pa.ArrowException, OSError) as error:
