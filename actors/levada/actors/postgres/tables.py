@@ -157,39 +157,35 @@ class LogTables:
         Args:
             copied: the rows are of another log, and the first array has their offsets.
         """
-        names = ", ".join(map(quoted, self.columns.names))
-        values = ", ".join(
-            f"u.c{place}" if kind.sent == kind.column.partition(" COLLATE")[0] else f"u.c{place}::{kind.column}"
-            for place, kind in enumerate(self.kinds)
-        )
-        sent = ["bigint"] * copied + [kind.sent for kind in self.kinds]
-        arrays = ", ".join(f"${place}::{each}[]" for place, each in enumerate(sent, 5))
-        fields = ", ".join(
-            ["place"] * copied + [f"c{place}" for place in range(len(self.kinds))] + ["n"] * (not copied)
-        )
-        offset = "u.place" if copied else "$4::bigint + u.n - 1"
-        rows = f"unnest({arrays}){'' if copied else ' WITH ORDINALITY'} AS u({fields})"
-        return f"{self._fenced()} (_shard, _offset, {names}) SELECT $3::integer, {offset}, {values} FROM fence, {rows}"
+        # Not `FROM unnest(...)`: the server would make a table of each array first, which takes it a fifth of the time for 256 rows.
+        offsets = "unnest($5::bigint[])" if copied else "generate_series($4::bigint, $1::bigint - 1)"
+        return self._insert(offsets, "unnest(${}::{}[])", 6 if copied else 5)
 
     def append_one(self) -> str:
         """Return the statement of an append of one row: parameters as `append`, with a value for each column.
 
         For each array, the server makes a store of 16 KiB, whose memory it gives back: 23 to 45 µs of its time for one row, instead of 16.
         """
+        return self._insert("$4::bigint", "${}::{}", 5)
+
+    def _insert(self, offset: str, parameter: str, first: int) -> str:
+        """Return a statement that moves the end of a shard, and inserts rows if it was where the append begins.
+
+        Args:
+            offset: an expression for the offsets of the rows.
+            parameter: how a value is taken from the parameter with a number and a type.
+            first: the number of the parameter for the first column.
+        """
         names = ", ".join(map(quoted, self.columns.names))
         values = ", ".join(
-            f"${place}::{kind.sent}"
-            if kind.sent == kind.column.partition(" COLLATE")[0]
-            else f"${place}::{kind.sent}::{kind.column}"
-            for place, kind in enumerate(self.kinds, 5)
+            parameter.format(place, kind.sent)
+            + ("" if kind.sent == kind.column.partition(" COLLATE")[0] else f"::{kind.column}")
+            for place, kind in enumerate(self.kinds, first)
         )
-        return f"{self._fenced()} (_shard, _offset, {names}) SELECT $3::integer, $4::bigint, {values} FROM fence"
-
-    def _fenced(self) -> str:
-        """Return the beginning of an append, which moves the end of the shard."""
         return (
             f'WITH fence AS (UPDATE {self.name("_shards")} SET "end" = $1::bigint, append = $2::bigint '
-            f'WHERE shard = $3::integer AND "end" = $4::bigint RETURNING 1) INSERT INTO {self.name()}'
+            f'WHERE shard = $3::integer AND "end" = $4::bigint RETURNING 1) '
+            f"INSERT INTO {self.name()} (_shard, _offset, {names}) SELECT $3::integer, {offset}, {values} FROM fence"
         )
 
     def end(self) -> str:
