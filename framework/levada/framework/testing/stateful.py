@@ -118,7 +118,7 @@ class ActorStateMachine(hypothesis.stateful.RuleBasedStateMachine):
         self._result: outcome.Outcome[Any] | None = None
         self._ended: outcome.Outcome[None] | None = None
         self._step: Callable[[], Any] | None = None
-        self._asleep: trio.lowlevel.Task | None = None
+        self._between_steps = trio.lowlevel.ParkingLot()
         with contextlib.ExitStack() as stack:
             stack.enter_context(deterministic(self.seed))
             trio.lowlevel.start_guest_run(
@@ -135,7 +135,7 @@ class ActorStateMachine(hypothesis.stateful.RuleBasedStateMachine):
         """End the system, in its phases, and trio. An override calls this last."""
         if self._ended is None:
             self._step = None
-            self._go_on()
+            self._between_steps.unpark_all()
             while self._ended is None:
                 self._calls.get()()
         self._order.close()
@@ -146,7 +146,7 @@ class ActorStateMachine(hypothesis.stateful.RuleBasedStateMachine):
         """Run one step inside trio, to its end."""
         self._step = function
         self._result = None
-        self._go_on()
+        self._between_steps.unpark_all()
         while self._result is None:
             if self._ended is not None:
                 ended, self._ended = self._ended, outcome.Value(None)
@@ -154,11 +154,6 @@ class ActorStateMachine(hypothesis.stateful.RuleBasedStateMachine):
                 raise RuntimeError("the actor system has ended")
             self._calls.get()()
         return self._result.unwrap()
-
-    def _go_on(self) -> None:
-        task, self._asleep = self._asleep, None
-        if task is not None:
-            trio.lowlevel.reschedule(task)
 
     def _done(self, ended: outcome.Outcome[None]) -> None:
         self._ended = ended
@@ -168,12 +163,7 @@ class ActorStateMachine(hypothesis.stateful.RuleBasedStateMachine):
         async with type(self).make_system(seed=self.seed) as self.system:
             while self._step is not None:
                 self._result = await _capture(self._step)
-                self._asleep = trio.lowlevel.current_task()
-                await trio.lowlevel.wait_task_rescheduled(self._give_up)
-
-    def _give_up(self, _: trio.lowlevel.RaiseCancelT) -> trio.lowlevel.Abort:
-        self._asleep = None
-        return trio.lowlevel.Abort.SUCCEEDED
+                await self._between_steps.park()
 
 
 async def _capture(function: Callable[[], Any]) -> outcome.Outcome[Any]:
