@@ -241,9 +241,8 @@ class Driver(ConnectionActor, Generic[C]):
     def connected(self, info: CarrierInfo, *, early: bool = False) -> None:
         """Record that there is a carrier; with `early`, work may begin before the peer has greeted."""
         self.meet(info)
-        if (
-            self.phase is Phase.CONNECTING
-        ):  # otherwise it was just closed, and `carry` is cancelled at its next checkpoint
+        # In any other phase it was just closed, and `carry` is cancelled at its next checkpoint.
+        if self.phase is Phase.CONNECTING:
             self._go(Change.CONNECT_EARLY if early else Change.CONNECT)
 
     def meet(self, info: CarrierInfo) -> None:

@@ -148,9 +148,8 @@ def run(args: argparse.Namespace) -> int:
     if args.reload:
         reloading.check_installed()
         args.nodes = args.nodes or 1
-        sys.dont_write_bytecode = (
-            True  # a file that changes twice in a second may have the size and the time of its bytecode
-        )
+        # A file that changes twice in a second may have the size and the time of its bytecode.
+        sys.dont_write_bytecode = True
     if args.fence is not None and args.nodes is None:
         raise ConfigurationError("--fence needs --nodes: one process has no others that outlive it")
     if args.nodes is not None and not hasattr(socket, "AF_UNIX"):

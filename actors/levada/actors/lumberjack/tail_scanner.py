@@ -47,12 +47,10 @@ class Scanner(Actor[DrainFiles | Down]):
         self.unripe: dict[Key, int] = {}  # sizes of files that may be copies in the making
         # Closed files that are searched for if no pattern matches them any more, and until when: a writer may add to a renamed file.
         self.sought: dict[Key, float] = {}
-        self.troubles: dict[
-            str, str
-        ] = {}  # what cannot be done, and why: each is logged once until it can be done again
-        self.old: dict[
-            Key, int
-        ] = {}  # with `start` "end": sizes that files had at the first look, until they are opened
+        # What cannot be done, and why: each is logged once until it can be done again.
+        self.troubles: dict[str, str] = {}
+        # With `start` "end": sizes that files had at the first look, until they are opened.
+        self.old: dict[Key, int] = {}
         self.looked = False
         self.freed = trio.Event()
         self.drained: Reply[Any] | None = None

@@ -55,10 +55,8 @@ class Turns:
     def __init__(self) -> None:
         self._busy = False
         self._resting = False  # no large step may begin
-        self._lines: tuple[list[tuple[float, int, _Waiting]], ...] = (
-            [],
-            [],
-        )  # heaps of waiting steps: other, and large
+        # Heaps of waiting steps: other, and large.
+        self._lines: tuple[list[tuple[float, int, _Waiting]], ...] = ([], [])
         self._numbers = count()
 
     def take(self, *, large: bool) -> bool:

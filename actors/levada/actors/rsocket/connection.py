@@ -86,10 +86,8 @@ class Renew:
 
 RENEW = Renew()
 FIRE_AND_FORGET = Interaction.FIRE_AND_FORGET
-BEGINNING = (
-    Phase.OPEN,
-    Phase.EARLY,
-)  # requests may begin: a client that only fires is early for long, as the server says nothing
+# Requests may begin. A client that only fires stays early, since the server says nothing.
+BEGINNING = (Phase.OPEN, Phase.EARLY)
 
 
 class RSocketDriver(SingleDriver[ReactiveStreamsCore]):

@@ -110,9 +110,8 @@ class Routes:
         name = request.route
         found = self._table.get(name)
         if found is None:
-            raise ApplicationError(
-                f"unknown route: {printable(name)}"
-            )  # without composite metadata, it may have 64 MiB
+            # Without composite metadata, it may have 64 MiB.
+            raise ApplicationError(f"unknown route: {printable(name)}")
         if self._actor is None:
             raise RequestRejected("the handler has ended")
         return found.call(self._actor, request)

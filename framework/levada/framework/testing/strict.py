@@ -292,9 +292,8 @@ class _CheckedStoreCell(_Checks, StrictStoreCell):
 
     def tell(self, message: Any) -> None:
         if self._key is not None and not isinstance(message, Ask):
-            _system_of(self).forget(
-                self._store.get(self._key(content_of(message)))
-            )  # the older one of this key, if there is one
+            # The older one of this key, if there is one.
+            _system_of(self).forget(self._store.get(self._key(content_of(message))))
         super().tell(message)
 
     def _drop(self, message: Any) -> None:

@@ -47,13 +47,11 @@ logger = logging.getLogger("levada.transports.carriers")
 _SILENCE = 60.0
 """Seconds after a warning that no connection can be accepted before the next. There are ten attempts a second."""
 
-_JOIN_WITHIN = (
-    50e-6  # seconds; for writes further apart, a system call of 2 to 5 us each is at most a tenth of the time
-)
+# Seconds. For writes further apart, a system call of 2 to 5 us each is at most a tenth of the time.
+_JOIN_WITHIN = 50e-6
 _JOINED = 16 * 1024  # bytes; larger writes are not worth joining: without the writer 64 KiB cost 30 us less
-_SLICE = (
-    256 * 1024
-)  # bytes handed on at once, so that `unsent` and the watermark see the progress of a very large write
+# Bytes handed on at once, so that `unsent` and the watermark see the progress of a very large write.
+_SLICE = 256 * 1024
 
 
 class Waiter:
@@ -547,9 +545,8 @@ async def plain_nursery() -> AsyncIterator[trio.Nursery]:
         try:
             raise error  # outside the handler, so that its context is not the group
         finally:
-            del (
-                error
-            )  # this frame is in the error's traceback, so the two would keep each other and everything in the frames
+            # This frame is in the error's traceback, so the two would keep each other and everything in the frames.
+            del error
 
 
 def _essence(group: BaseExceptionGroup[BaseException]) -> BaseException:

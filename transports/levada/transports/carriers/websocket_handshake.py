@@ -100,9 +100,8 @@ def answer(
         raise HandshakeRefused(Refusal(505, "a WebSocket begins with HTTP/1.1"))
     if b"\r\nupgrade:" not in head.lower():
         raise HandshakeRefused(Refusal(426, "only WebSockets are served here", (("Upgrade", "websocket"),)))
-    if b"\n" in head.replace(
-        b"\r\n", b""
-    ):  # programs differ on whether that ends a line, and so on where the head ends
+    # Programs differ on whether that ends a line, and so on where the head ends.
+    if b"\n" in head.replace(b"\r\n", b""):
         raise HandshakeRefused(Refusal(400, "a line ends without a carriage return"))
     if rest:
         # RFC 6455, 4.1: a client waits for the answer. More bytes are a body, or frames that a proxy may take for another request.

@@ -53,9 +53,8 @@ class QmuxStream(ConnectionStream["QmuxConnection"]):
     def __init__(self, connection: QmuxConnection, stream_id: int, priority: int = 128):
         super().__init__(connection, stream_id, priority)
         self._acked = 0
-        self._asked: tuple[int, bool] | None = (
-            None  # the bytes, and whether also the end, that the ping under way confirms
-        )
+        # The bytes, and whether also the end, that the ping under way confirms.
+        self._asked: tuple[int, bool] | None = None
 
     @property
     def unacked(self) -> int:

@@ -200,9 +200,8 @@ def encode_head(stream_id: int, offset: int, size: int, fin: bool) -> bytes:
     """Return the head of a STREAM frame with OFF and LEN, without its data. Source: QX-7."""
     kind = 0x0F if fin else 0x0E
     if 0x4000 <= stream_id < 0x4000_0000 and offset < 0x40 and size < 0x40:
-        return _HEAD.pack(
-            kind, stream_id | 0x8000_0000, offset, size
-        )  # as in a request: 0.2 us, where the next line takes 0.6
+        # As in a request: 0.2 us, where the last line takes 0.6.
+        return _HEAD.pack(kind, stream_id | 0x8000_0000, offset, size)
     return kind.to_bytes(1, "big") + encode_int(stream_id) + encode_int(offset) + encode_int(size)
 
 

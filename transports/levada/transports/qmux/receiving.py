@@ -105,9 +105,8 @@ class ReceivingParts:
                     stream_id = (stream_id & 0x3F) << 8 | data[at + 1]
                     at += 2
                 elif stream_id < 0xC0:
-                    stream_id = (
-                        int.from_bytes(data[at : at + 4], "big") & 0x3FFF_FFFF
-                    )  # fewer than 4 bytes if the record is cut
+                    # Fewer than 4 bytes if the record is cut.
+                    stream_id = int.from_bytes(data[at : at + 4], "big") & 0x3FFF_FFFF
                     at += 4
                 else:
                     stream_id, at = read_int(data, at, stop)

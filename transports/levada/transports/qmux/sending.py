@@ -74,11 +74,8 @@ class Records:
         return out
 
 
-_OPEN, _ENDING, _OVER = (
-    SendingState.OPEN,
-    SendingState.ENDING,
-    SendingState.OVER,
-)  # looking up a member of an enum is slow
+# Looking up a member of an enum is slow.
+_OPEN, _ENDING, _OVER = (SendingState.OPEN, SendingState.ENDING, SendingState.OVER)
 _RECEIVED = ReceivingState.OVER
 _MOST_HEAD = 1 + 8 + 8 + 4
 """Most bytes of a STREAM frame before its data."""

@@ -604,9 +604,8 @@ class ReactiveSocketCore(ReactiveStreamsCore):
         else:
             kind, by = f.RESPONSE, StreamInput.RESPONDER_COMPLETE
         if stream.kind is _SUBSCRIPTION:
-            self._put_last(
-                stream_id, self._error_frame(stream_id, ErrorCode.CANCELED, b"the source has ended")
-            )  # RX-53
+            # RX-53
+            self._put_last(stream_id, self._error_frame(stream_id, ErrorCode.CANCELED, b"the source has ended"))
         elif not told:
             self._put_last(stream_id, f.encode(kind, stream_id, f.COMPLETE))
         self._advance(stream_id, stream, by)

@@ -417,9 +417,8 @@ class RSocketCore(RSocketConnection):
             return
         state = _RECEIVING
         fixed = b""
-        demand = (
-            0  # RS-61: an answer needs none; and it is not taken in the loop of `_read`, since it completes without C
-        )
+        # RS-61: an answer needs none. It is not taken in the loop of `_read`, since it completes without C.
+        demand = 0
         if kind is not _RESPONSE:
             fixed = U32.pack(n)
             demand = add_credit(0, n)

@@ -39,9 +39,8 @@ __all__ = [
 
 def error_text(data: bytes) -> str:
     """Read the data of an ERROR frame as one line of text: UTF-8 with replacement characters, control characters as escapes (RS-28, RX-23)."""
-    return printable(
-        data[:4096].decode("utf-8", "replace")
-    )  # `printable` shows at most 512 characters, of at most 4 bytes
+    # `printable` shows at most 512 characters, of at most 4 bytes.
+    return printable(data[:4096].decode("utf-8", "replace"))
 
 
 class Interaction(IntEnum):

@@ -30,9 +30,8 @@ _REGISTERED = """
     application/x-hessian application/x-java-object application/cloudevents+json application/x-capnp application/x-flatbuffers
 """  # EXT-6: in the order of their ids, from 0x00
 
-_EXTENSIONS = """
-    mime-type accept-mime-types authentication tracing-zipkin routing composite-metadata
-"""  # EXT-6: in the order of their ids, from 0x7A
+# EXT-6: in the order of their ids, from 0x7A.
+_EXTENSIONS = "mime-type accept-mime-types authentication tracing-zipkin routing composite-metadata"
 
 WELL_KNOWN_MIME_TYPES = MappingProxyType(
     dict(enumerate(_REGISTERED.split()))
