@@ -27,7 +27,9 @@ from levada.actors.journal import (  # noqa: E402
     CopyUnfinished,
     Journal,
     JournalDamaged,
+    JournalError,
     JournalFull,
+    JournalUnwritable,
     Store,
     still,
     stream_of,
@@ -241,6 +243,41 @@ async def test_what_is_erased_between_two_attempts_is_erased_from_the_copy(
     assert rows_of(target, 1) == rows_of(source, 1)
     assert b"of-anna" not in octets()
     assert b"of-bert" in octets()
+
+
+@pytest.mark.parametrize("cut_short", [False, True])
+async def test_an_erasure_that_is_half_done_in_the_source_is_whole_in_the_copy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cut_short: bool
+) -> None:
+    """The log says that the entity is erased, and has its rows still. If the copy is cut short, the erasure is finished before it goes on."""
+    source, target = tmp_path / "source", tmp_path / "target"
+
+    async def erase() -> None:
+        async with ActorSystem("one", ask_timeout=60.0) as system:
+            clocks = await shards(system, Clock, events=Rang, journal=source, shards=1, clock=lambda: 100.0)
+            for name in ("anna", "bert"):
+                with suppress(EntityErased):
+                    await clocks[name].ask(Plan(1e9, f"of-{name}"))
+            await clocks.erase("anna")
+
+    def refuse(*_: object, **__: object) -> Any:
+        raise JournalUnwritable("not now")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Store, "erase", refuse)
+        with pytest.raises(JournalError):
+            await erase()
+    before = rows_of(source, 1)
+    assert [row["kind"] for row in before.values() if row["entity"] == "anna"][-1] == "$erased"
+    if cut_short:
+        with pytest.raises(Stop):
+            await copied(source, target, progress=stop_after(1))
+        assert rows_of(target, 1) == before
+        await erase()
+    await copied(source, target, verify=True)
+    assert [row["kind"] for row in rows_of(target, 1).values() if row["entity"] == "anna"] == ["$erased"]
+    octets = b"".join(path.read_bytes() for path in target.glob("**/*.segment*"))
+    assert (b"of-anna" in octets, b"of-bert" in octets) == (False, True)
 
 
 @pytest.mark.parametrize("pages", [1, 4])

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import os
 from bisect import bisect_left
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -311,16 +311,15 @@ class _Copying:
             await self._copy(log, shard, extent.end[shard], end)
 
     async def _copy(self, log: Ref[Any], shard: int, start: int, end: int) -> None:
-        pages = self._pages(shard, start, end)
-        erased: dict[str, int] = {}
-        while (page := await self._system.platform.run_in_thread(next, pages, None)) is not None:
+        run, pages = self._system.platform.run_in_thread, self._pages(shard, start, end)
+        # An erasure may have been half done when an earlier attempt copied its mark, with rows that are gone by now.
+        erased = await run(_erased_in, self._source.pages(shard, 0, start))
+        while (page := await run(next, pages, None)) is not None:
             await self._write(log, page)
-            erased |= _erased_in(page.rows)
-        for entity, offset in erased.items():
-            await _erase(log, shard, entity, offset)
-        if erased:
-            # The reminders of the shard were written anew before its newest erasure (`erasing`).
-            await _erase(log, shard, "", max(erased.values()) - 1)
+            if page.rows is not None:
+                erased |= _erased_in([page.rows])
+        for entity, before in _with_reminders(erased).items():
+            await _erase(log, shard, entity, before)
 
     def _pages(self, shard: int, start: int, end: int) -> Iterator[_Page]:
         """Yield pages that follow each other without gaps between them. Blocks."""
@@ -354,12 +353,25 @@ class _Copying:
             self._progress(self._done, self._whole)
 
 
-def _erased_in(rows: pa.RecordBatch | None) -> dict[str, int]:
-    """Return the entities that were erased, and the offsets of the rows that say so."""
-    if rows is None:
-        return {}
-    found = rows.filter(pc.equal(rows.column("kind"), ERASED))
-    return dict(zip(found.column("entity").to_pylist(), found.column(0).to_pylist(), strict=True))
+def _erased_in(pages: Iterable[pa.RecordBatch]) -> dict[str, int]:
+    """Return the entities that were erased, and the offsets of the rows that say so. Blocks."""
+    found: dict[str, int] = {}
+    for rows in pages:
+        marks = rows.filter(pc.equal(rows.column("kind"), ERASED))
+        found |= dict(zip(marks.column("entity").to_pylist(), marks.column(0).to_pylist(), strict=True))
+    return found
+
+
+def _with_reminders(erased: dict[str, int]) -> dict[str, int]:
+    """Add the reminders of a shard to its erased entities: they were written anew before its newest erasure (`erasing`)."""
+    return erased and {**erased, "": max(erased.values()) - 1}
+
+
+def _gone(rows: pa.RecordBatch, erased: Mapping[str, int]) -> pa.Array:
+    """Tell which rows are of erased entities, and before their erasure."""
+    names, ends = pa.array(erased, pa.string()), pa.array(erased.values(), pa.int64())
+    end = ends.take(pc.index_in(rows.column("entity"), names))
+    return pc.fill_null(pc.less(rows.column(0), end), fill_value=False)
 
 
 async def _erase(log: Ref[Any], shard: int, entity: str, before: int) -> None:
@@ -383,26 +395,34 @@ def _whole_copy(
 
 
 def _compare(source: StillLog, copy: StillLog) -> None:
-    """Require that a copy has the rows of its source; and no others, but those that the source has trimmed since they were copied. Blocks."""
+    """Require that a copy has the rows of its source, and no others. Blocks.
+
+    Erased rows are in neither, but in the source where an erasure is half done. The copy may have rows that were trimmed since they were copied.
+    """
     if source.ends != copy.ends:
         raise JournalDamaged(f"the copy ends at {dict(copy.ends)}, and its source at {dict(source.ends)}")
     for shard, end in source.ends.items():
         start, trimmed = 0, source.trimmed.get(shard, 0)
+        erased = _with_reminders(_erased_in(source.pages(shard, 0, end)))
         for page in source.pages(shard, 0, end):
             behind = page.column(0)[-1].as_py() + 1
-            _compare_rows(shard, page, copy.pages(shard, start, behind), trimmed)
+            rows = page.filter(pc.invert(_gone(page, erased)))
+            _compare_rows(shard, rows, copy.pages(shard, start, behind), erased, trimmed)
             start = behind
-        _compare_rows(shard, None, copy.pages(shard, start, end), trimmed)
+        _compare_rows(shard, None, copy.pages(shard, start, end), erased, trimmed)
 
 
-def _compare_rows(shard: int, page: pa.RecordBatch | None, pages: Iterator[pa.RecordBatch], trimmed: int) -> None:
+def _compare_rows(
+    shard: int, page: pa.RecordBatch | None, pages: Iterator[pa.RecordBatch], erased: Mapping[str, int], trimmed: int
+) -> None:
     mine = pa.array([], pa.int64()) if page is None else page.column(0)
 
-    def wanted_of(rows: pa.RecordBatch) -> pa.RecordBatch:
+    def not_trimmed(rows: pa.RecordBatch) -> pa.RecordBatch:
         places = rows.column(0)
-        return rows.filter(pc.or_(pc.greater_equal(places, trimmed), pc.is_in(places, mine)))
+        kept = pc.or_(pc.greater_equal(places, trimmed), pc.is_in(places, mine))
+        return rows.filter(pc.or_(kept, _gone(rows, erased)))
 
-    there = [rows for rows in map(wanted_of, pages) if rows.num_rows]
+    there = [rows for rows in map(not_trimmed, pages) if rows.num_rows]
     if page is None and not there:
         return
     found = pa.Table.from_batches(there, page.schema if page is not None else None)
@@ -420,5 +440,5 @@ def _compare_rows(shard: int, page: pa.RecordBatch | None, pages: Iterator[pa.Re
         what = f"in the columns {', '.join(differ)}"
     else:
         what = "in their offsets"
-    first = (page if page is not None else there[0]).column(0)[0].as_py()
+    first = (page if page is not None and page.num_rows else there[0]).column(0)[0].as_py()
     raise JournalDamaged(f"shard {shard}: rows of the copy from offset {first} on differ from the source, {what}")
