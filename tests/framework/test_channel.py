@@ -136,18 +136,19 @@ class Steps(trio.abc.Instrument):
             self.seen.append(self.calls)
 
 
-async def test_loops_that_never_wait_let_other_tasks_run_every_64_calls() -> None:
+async def test_loops_that_never_wait_let_other_tasks_run_every_128_calls() -> None:
     sender, receiver = channel(int)
+    sender.ordered(512)
     steps = Steps()
     trio.lowlevel.add_instrument(steps)
-    for n in range(256):
+    for n in range(512):
         await sender.send(n)
         steps.calls += 1
-    for _ in range(256):
+    for _ in range(512):
         await receiver.receive()
         steps.calls += 1
     trio.lowlevel.remove_instrument(steps)
-    assert steps.seen == [64 * turn - 1 for turn in range(1, 9)]
+    assert steps.seen == [128 * turn - 1 for turn in range(1, 9)]
     sender.finish_nowait()
 
 
@@ -159,7 +160,7 @@ async def test_a_loop_that_never_waits_notices_a_cancellation_and_has_not_half_s
         for n in range(200):
             await sender.send(n)
             sent.append(n)
-    assert sent == list(range(63))
+    assert sent == list(range(127))
     sender.finish_nowait()
     assert await rest(receiver) == sent
 

@@ -525,6 +525,27 @@ async def test_an_envelope_is_opened_when_it_is_taken_and_its_error_goes_to_that
     assert envelopes[3].settled == [Outcome.NOT_PROCESSED]
 
 
+@pytest.mark.parametrize(("clones", "left"), [(0, 2), (1, 3)])
+def test_a_network_that_waits_comes_back_when_half_the_window_is_free_unless_others_send_too(
+    clones: int, left: int
+) -> None:
+    """So it puts many messages at once; beside a clone here it takes its turn at the first place, or the clone would never let it in."""
+    sender, receiver = channel(int)
+    sender.ordered(4)
+    others = [sender.clone() for _ in range(clones)]
+    core = sender.take_over("m")
+    room: list[int] = []
+    for n in range(4):
+        assert core.offer(n, lambda: None)
+    assert not core.offer(4, lambda: room.append(receiver.queued))
+    for n in range(4):
+        assert receiver.receive_nowait() == n
+    assert room == [left]
+    for each in others:
+        each.finish_nowait()
+    receiver.close()
+
+
 class Large(Undecoded):
     """Takes 0.2 s to decode, on the clock of the test."""
 

@@ -386,11 +386,11 @@ class Arrival(Delivery, Envelope):
         self.half = half
         self.payload = payload
         self.attachments = attachments
-        self._size = 0
+        self._size = size = len(payload)
         self.handles: tuple[Any, ...] = ()
         """The handles in the message, once it is open."""
         self.context: object = None
-        self.large = len(payload) > LARGE
+        self.large = size > LARGE
 
     @property
     def peer(self) -> RemotePeer | None:
@@ -430,7 +430,11 @@ class Arrival(Delivery, Envelope):
     def settle(self, outcome: Outcome) -> None:
         """Report the outcome of the message, once."""
         half = self.half
-        if self.release():
+        if not half.stalled:  # as `release`, without the call
+            size, self._size = self._size, 0
+            half.untaken -= size
+            half.core.held -= size
+        elif self.release():
             half.user_data[0].flush_soon()
         if outcome is not _PROCESSED:
             self.discard(lost=half.state in (ReceiverState.CANCELLED, ReceiverState.LOST))

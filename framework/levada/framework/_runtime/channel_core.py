@@ -3,7 +3,8 @@
 A `ChannelCore` belongs to one trio thread and keeps no handles, so that a forgotten handle can be collected.
 Every method is synchronous, and the invariants hold before it returns or calls back:
 
-* putters wait ⇒ the window is full: free room goes to the waiters at once, in order (a waiter that was let in already has its slot);
+* putters wait ⇒ the window is full: free room goes to the waiters at once, in order (a waiter that was let in already has its slot); a
+  network that is the only sender may wait until half of the window is free;
 * takers wait ⇒ the queue is empty: a message goes straight to the task that has waited longest;
 * a half that has ended never changes; the receiver's half ends with the sender's half or after it, never before.
 
@@ -32,7 +33,7 @@ from collections import OrderedDict, deque
 from collections.abc import Callable, Collection, Generator, Iterator
 from functools import lru_cache
 from itertools import islice
-from typing import Any
+from typing import Any, ClassVar
 
 import attrs
 import trio
@@ -286,6 +287,7 @@ class _SendWaiter:
     task: Task
     handle: object
     entry: Any
+    patient: ClassVar[bool] = False
 
     def admit(self, core: ChannelCore) -> None:
         try:
@@ -304,6 +306,8 @@ class _OfferWaiter:
     """A network that waits for room; its turn is one call."""
 
     on_room: Callable[[], None]
+    patient: bool = False
+    """Whether its turn comes only when half of the places are free."""
 
     def admit(self, _: ChannelCore) -> None:
         self.on_room()
@@ -496,18 +500,24 @@ class ChannelCore:
     def offer(self, entry: Any, on_room: Callable[[], None]) -> bool:
         """Put a message, or an `Envelope`, for a sender in another system; return whether there was room.
 
-        If there was none, `on_room` is called once, in its turn among the waiting senders. Offer nothing before that.
+        If there was none, `on_room` is called once, in its turn among the waiting senders. Offer nothing before that. If no other sender is
+        left, that is when half of the places are free: a network that filled each place by itself took 3 µs for a message that waited.
         """
         if isinstance(entry, Envelope):
             self.enveloped = True
         if self.accept(entry):
             return True
-        self.stand(on_room)
+        self.stand(on_room, patient=self.producers == 1)
         return False
 
-    def stand(self, on_room: Callable[[], None]) -> Callable[[], None]:
-        """Call `on_room` once, in its turn among the waiting senders; the returned function leaves the line. Does nothing after the end."""
-        waiter = _OfferWaiter(on_room)
+    def stand(self, on_room: Callable[[], None], *, patient: bool = False) -> Callable[[], None]:
+        """Call `on_room` once, in its turn among the waiting senders; the returned function leaves the line. Does nothing after the end.
+
+        Args:
+            on_room: called in the task that makes room.
+            patient: wait until half of the places are free.
+        """
+        waiter = _OfferWaiter(on_room, patient)
         if self.sender.state is OPEN:
             self._stand(waiter)
         return lambda: self.putters.pop(waiter, None)
@@ -688,7 +698,11 @@ class ChannelCore:
 
     def _admit(self) -> None:
         while self.putters and len(self.queue) < self.limit:
-            self.putters.popitem(last=False)[0].admit(self)
+            waiter = next(iter(self.putters))
+            if waiter.patient and len(self.queue) > self.limit >> 1:
+                return
+            del self.putters[waiter]
+            waiter.admit(self)
 
     def _dismiss_takers(self) -> None:
         while self.taker is not None:

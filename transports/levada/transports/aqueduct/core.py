@@ -126,7 +126,7 @@ class AqueductCore:
         """Estimated round trip in seconds, if the owner sets it. Source: AQ-36, AQ-37."""
         self.entrypoint: SenderHalf | ReceiverHalf | None = None
         """The channel that exists without a message: the client's sender, the server's receiver. Source: AQ-18."""
-        self.ack_now: list[ReceiverHalf] = []
+        self.ack_now: dict[ReceiverHalf, None] = {}
         """Receivers that ack in this turn."""
         self.events: list[Event] = []
         """What to tell the owner; halves add to it."""

@@ -85,13 +85,24 @@ class Incomplete(Exception):
         self.need = need
 
 
-_SHORT = [bytes((n,)) for n in range(0x80)]
+SHORT: Final = [bytes((n,)) for n in range(0x80)]
+"""Ints below 128."""
+MORE: Final = [bytes((n | 0x80,)) for n in range(0x80)]
+"""The first bytes of longer ints."""
+
+
+def rest_of_number(number: int) -> bytes:
+    """Encode what follows the first byte of a message's number: its other bytes, then that nothing is attached.
+
+    128 numbers have the same rest. The writer and the reader of many messages keep it: to encode each number took a tenth of writing a message.
+    """
+    return encode_int(number >> 7) + b"\0" if number >= 0x80 else b"\0"
 
 
 def encode_int(value: int) -> bytes:
     """Encode a var-len int, 0 to 2^64-1. Source: AQ-2."""
     if value < 0x80:
-        return _SHORT[value]
+        return SHORT[value]
     if value < 0x4000:
         return bytes((value & 0x7F | 0x80, value >> 7))
     if value < 0x200000:

@@ -10,12 +10,13 @@ waits for that message, *unclaimed* (AQ-30).
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Collection
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from .codes import LimitExceeded, ResetCode, violation
 from .events import Ended, Readable
-from .frames import LARGEST, ONESHOT, encode_int, encode_ranges, split_runs
+from .frames import LARGEST, MORE, ONESHOT, SHORT, encode_int, encode_ranges, rest_of_number, split_runs
 from .links import ChannelHalf
 from .sender import SenderHalf
 from .state import RECEIVER, ReceiverInput, ReceiverState, StreamPosition
@@ -32,16 +33,8 @@ NO_MESSAGES: Any = ()
 _OPEN, _UNATTACHED = ReceiverState.OPEN, ReceiverState.UNATTACHED
 _FINISHING, _CLOSE_WAIT = ReceiverState.FINISHING, ReceiverState.CLOSE_WAIT
 
-_LOW = [bytes((octet,)) for octet in range(0x80)]
-_LOW_OF_MORE = [bytes((octet | 0x80,)) for octet in range(0x80)]
-"""The first octet of a number, and the same if others follow it."""
 _MAX_RUNS = 4096
 """Ints in one frame that we send: a peer may limit the array."""
-
-
-def _high(number: int) -> bytes:
-    """Return what follows the first octet of a message's number: its other octets, then that nothing is attached."""
-    return encode_int(number >> 7) + b"\0" if number >= 0x80 else b"\0"
 
 
 class Delivery:
@@ -56,7 +49,7 @@ class Delivery:
         """The bytes that were sent."""
         self.attachments = attachments
         """Halves of the attached channels, by index; each may have ended already."""
-        self._size = 0  # that count as untaken
+        self._size = len(payload)  # that count as untaken
 
     def __repr__(self) -> str:
         return f"<Delivery of {len(self.payload)} bytes on {self.half.id}, attached {[h.id for h in self.attachments]}>"
@@ -163,28 +156,31 @@ class ReceiverHalf(ChannelHalf):
         for half in message.attachments:
             half.known = True
         if not release:
-            message._size = len(message.payload)
             if self.stalled:
                 self.released(0)
         else:
-            self.released(len(message.payload))
+            size, message._size = message._size, 0
+            self.released(size)
         return message
 
     def take_into(self, queue: deque[Any], most: int) -> int:
         """Take so many messages at most, each as ``take(release=False)`` does, and put them into the owner's own queue; return how many.
 
-        For all messages of a packet this costs a third of a call of `take` for each.
+        All messages of a batch of packets cost 0.05 µs each, a call of `take` for each 0.2.
         """
         mailbox = self.mailbox
-        count = max(0, min(most, len(mailbox)))
-        for _ in range(count):
-            message = mailbox.popleft()
-            message._size = len(message.payload)
-            for half in message.attachments:
-                half.known = True
-            queue.append(message)
-        if not mailbox:
+        count = len(mailbox)
+        if count <= most:
+            taken: Collection[Delivery] = mailbox
             self.mailbox = NO_MESSAGES
+        else:
+            taken = [mailbox.popleft() for _ in range(most)]
+            count = len(taken)
+        for message in taken:
+            if message.attachments:
+                for half in message.attachments:
+                    half.known = True
+        queue.extend(taken)
         if self.stalled:
             self.released(0)
         return count
@@ -270,8 +266,8 @@ class ReceiverHalf(ChannelHalf):
         if not self.acking:
             self.acking = True
             core.ack_later(self)
-        if self._pending == self._threshold or self._pending_bytes > config.window_bytes >> 1:
-            core.ack_now.append(self)
+        if self._pending >= self._threshold or self._pending_bytes > config.window_bytes >> 1:
+            core.ack_now[self] = None
         if self._finish is not None:
             self.maybe_finish()
         return True
@@ -286,35 +282,32 @@ class ReceiverHalf(ChannelHalf):
             return at
         core, mailbox, number, size = self.core, self.mailbox, self._next, len(data)
         config = core.config
-        # The message that makes an ack due is for `process`.
-        end = min(number + min(config.mailbox - len(mailbox), self._threshold - 1 - self._pending), LARGEST)
-        most = min(
-            config.mailbox_bytes - self.untaken,
-            config.max_untaken - core.held,
-            (config.window_bytes >> 1) - self._pending_bytes - 0x80,
-        )
+        end = min(number + config.mailbox - len(mailbox), LARGEST)
+        most = min(config.mailbox_bytes - self.untaken, config.max_untaken - core.held)
         first, taken = number, 0
         make, append, head = core.delivery, mailbox.append, self._head
-        high = _high(number)
-        while number < end and taken < most:
-            low = number & 0x7F
-            if not low:
-                high = _high(number)
-            before = head + (_LOW[low] if number < 0x80 else _LOW_OF_MORE[low]) + high
-            start = at + len(before) + 1
-            if start > size or not data.startswith(before, at):
-                break
-            length = data[start - 1]
-            behind = start + length
-            if length >= 0x80 or behind > size:
-                break
-            append(make(self, data[start:behind], ()))
-            number, taken, at = number + 1, taken + length, behind
+        try:
+            while number < end:  # for each 128 numbers, which differ in one byte
+                low, rest = number & 0x7F, rest_of_number(number)
+                width = len(head) + 1 + len(rest)
+                for octet in (SHORT if number < 0x80 else MORE)[low : low + end - number]:
+                    start = at + width
+                    length = data[start]
+                    behind = start + 1 + length
+                    if data[at:start] != head + octet + rest or length >= 0x80 or behind > size or taken >= most:
+                        end = number
+                        break
+                    append(make(self, data[start + 1 : behind], ()))
+                    number, taken, at = number + 1, taken + length, behind
+        except IndexError:
+            pass  # the next message is cut
         self._next = number
         self._pending += number - first
         self._pending_bytes += taken
         self.untaken += taken
         core.held += taken
+        if self._pending >= self._threshold or self._pending_bytes > config.window_bytes >> 1:
+            core.ack_now[self] = None
         return at
 
     def process_unreliable(self, number: int, attached: tuple[int, ...], payload: bytes) -> None:
@@ -355,7 +348,7 @@ class ReceiverHalf(ChannelHalf):
         if before is _CLOSE_WAIT:
             self._close()
         elif self._pending >= self._threshold:
-            self.core.ack_now.append(self)
+            self.core.ack_now[self] = None
         elif (self._pending or self._arrived) and not self.acking:
             self.acking = True
             self.core.ack_later(self)

@@ -17,7 +17,7 @@ from levada.framework.errors import LocalProtocolError
 
 from .codes import ResetCode, violation
 from .events import Ended, Settled, Writable
-from .frames import LARGEST, ONESHOT, Attach, encode_int
+from .frames import LARGEST, MORE, ONESHOT, SHORT, Attach, encode_int, rest_of_number
 from .links import ChannelHalf
 from .state import SENDER, Mode, SenderInput, SenderState, StreamPosition
 from .streams import DatagramData
@@ -35,15 +35,14 @@ _NO_RECORDS: dict[int, _Record] = {}
 """Shared by all senders without a message under way; nothing is put into it. A dict that was used takes 230 bytes."""
 _UNATTACHED, _OPEN, _FINISHING = SenderState.UNATTACHED, SenderState.OPEN, SenderState.FINISHING
 _ORDERED = Mode.ORDERED
-_TAILS = [bytes((0, size)) for size in range(0x80)]  # no attachments, then the size of the payload
 
 
 class SenderHalf(ChannelHalf):
     """One local sender, made by the core and used by the owner of the channel."""
 
     __slots__ = (
-        "_base", "_base_unreliable", "_blocked", "_code", "_declared", "_head", "_inflight", "_bytes", "_stream",
-        "_unreliable", "acked_links", "core", "declaring", "links", "sent", "sent_unreliable",
+        "_base", "_base_unreliable", "_blocked", "_code", "_declared", "_head", "_inflight", "_bytes", "_rest",
+        "_stream", "_unreliable", "acked_links", "core", "declaring", "links", "sent", "sent_unreliable",
     )  # fmt: skip
 
     state: SenderState
@@ -63,6 +62,7 @@ class SenderHalf(ChannelHalf):
         self.acked_links: list[int] | None = None
         """Channels attached to messages that were acked while this sender was not reachable. Source: AQ-54."""
         self._head = b"\x03" + encode_int(channel)
+        self._rest = b""
         self._stream: AqueductStream | None = None
         self._inflight = _NO_RECORDS
         self._unreliable: dict[int, object] | None = None
@@ -177,10 +177,19 @@ class SenderHalf(ChannelHalf):
         core.unacked += size
         stream = self._stream or self._open_stream()
         if not stream.fin and not stream.given_up:
-            tail = _TAILS[size] if size < 0x80 else b"\0" + encode_int(size)
             if not stream.dirty:
                 stream.mark()
-            stream.chunks += (self._head + encode_int(number) + tail, payload)
+            low = number & 0x7F
+            if not low or not self._rest:
+                self._rest = rest_of_number(number)
+            # In pieces, which are joined when they leave: to join them here took 0.1 µs.
+            stream.chunks += (
+                self._head,
+                SHORT[low] if number < 0x80 else MORE[low],
+                self._rest,
+                SHORT[size] if size < 0x80 else encode_int(size),
+                payload,
+            )
         return True
 
     def finish(self) -> None:
@@ -366,6 +375,7 @@ class SenderHalf(ChannelHalf):
         self._link(self.sent, attached)
         stream.write(self._head + encode_int(self.sent) + tail, fin=own is not None)
         self.sent += 1
+        self._rest = b""  # the next number may begin another 128
 
     def _count_unreliable(self, token: object) -> None:
         if self._unreliable is None:
