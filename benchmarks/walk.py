@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import UTC, datetime
+from functools import partial
 from types import FrameType
 from typing import Any
 
@@ -29,7 +30,8 @@ __all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure"
 
 LIMITS = {
     "rsocket": (71, 13),
-    "aqueduct": (61, 13),
+    "aqueduct": (59, 13),
+    "aqueduct-run": (1622, 13),
     "aqueduct-sender": (579, 36),
     "maop": (234, 22),
     "durable": (111, 19),
@@ -132,9 +134,13 @@ class Items:
     items: Receiver[bytes]
 
 
+RUN = 128
+"""Items that are sent, and then received, without a wait between."""
+
+
 @asynccontextmanager
-async def aqueduct_item(system: ActorSystem) -> AsyncIterator[Operation]:
-    """An item of a channel, until it is received."""
+async def aqueduct_item(system: ActorSystem, count: int = 1) -> AsyncIterator[Operation]:
+    """An item of a channel, or so many, until they are received."""
     items: list[Receiver[bytes]] = []
     opened = trio.Event()
 
@@ -152,8 +158,10 @@ async def aqueduct_item(system: ActorSystem) -> AsyncIterator[Operation]:
         await opened.wait()
 
         async def operation() -> None:
-            await sender.send(bytes(64))
-            await items[0].receive()
+            for _ in range(count):
+                await sender.send(bytes(64))
+            for _ in range(count):
+                await items[0].receive()
 
         yield operation
 
@@ -290,6 +298,7 @@ WALKS: dict[str, tuple[str, Callable[[ActorSystem], AbstractAsyncContextManager[
     "tell": ("tell an actor", tell),
     "rsocket": ("RSocket request-response", rsocket_request),
     "aqueduct": ("Aqueduct item", aqueduct_item),
+    "aqueduct-run": (f"{RUN} Aqueduct items in a run", partial(aqueduct_item, count=RUN)),
     "aqueduct-sender": ("Aqueduct message with a Sender, an item", aqueduct_sender),
     "maop": ("MAOP request", maop_request),
     "lumberjack": ("Lumberjack event to the journal", lumberjack_event),
