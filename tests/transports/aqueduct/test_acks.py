@@ -245,6 +245,31 @@ def test_e24_settled_twice(wire: Callable[..., Wire]) -> None:
     assert w.broken() == "E-24"
 
 
+@pytest.mark.rule("AQ-35", "AQ-40")
+def test_aq35_aq40_a_message_that_is_settled_last_holds_up_no_other(wire: Callable[..., Wire]) -> None:
+    """The first message counts alone in the window while all later ones are settled before it."""
+    w = sending(wire, reliable=1, config=AqueductConfig(window=2))
+    for number in range(1, 100):
+        w.sender.send(b"", token=number)
+        assert (w.sender.unsettled, w.sender.has_room()) == (2, False)
+        w.give(1, AckReliable((0, number, 1)))
+        assert settled(w) == [([number], True)]
+        assert (w.sender.unsettled, w.sender.has_room()) == (1, True)
+    w.give(1, AckReliable((1,)))
+    assert settled(w) == [([0], True)]
+    assert w.sender.unsettled == 0
+
+
+@pytest.mark.rule("AQ-35")
+def test_aq35_what_comes_together_is_acked_by_one_frame(wire: Callable[..., Wire]) -> None:
+    """Also if it is more than half a window, from which on an ack does not wait."""
+    w = wire(client=False, config=AqueductConfig(window=8, mailbox=100))
+    w.give(2, *[Message(0, number, (), bytes(number % 3)) for number in range(100)])
+    assert w.sent(1) == [ChannelControl(0), AckReliable((100,))]
+    assert [len(w.receiver.take().payload) for _ in range(100)] == [number % 3 for number in range(100)]
+    assert w.core.held == 0
+
+
 @pytest.mark.rule("E-25", "AQ-37")
 @pytest.mark.parametrize(
     ("frame", "rule"),

@@ -564,11 +564,13 @@ class Outbound(HalfActor):
         if halves.tracing is not None and (context := self._context(entry, halves.tracing)) is not None:
             payload = halves.stamp(context, payload)
         plain = not (tracked or halves.packing.taken or channel.queue or self._busy)
+        first = not halves.core.streams.dirty  # else what is there to write has been announced
         if plain and channel.mode is _ORDERED_HERE and self.half.push(payload, halves.plain):
             # As if it had been queued and taken: with this and the codec's short way 100 bytes cost 20 µs of CPU time, not 26.
             channel.limit -= 1
             halves.sent += 1
-            halves.flush_soon()
+            if first:
+                halves.flush_soon()
             return None
         letter = self._letter(entry, payload)
         if len(payload) >= _PLACE:

@@ -10,7 +10,7 @@ makes the peer answer if it otherwise would not.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from levada.framework.errors import LocalProtocolError
@@ -31,8 +31,8 @@ __all__ = ["SenderHalf"]
 
 _Record: TypeAlias = "tuple[int, object, AqueductStream | None]"
 
-_NO_RECORDS: dict[int, _Record] = {}
-"""Shared by all senders without a message under way; nothing is put into it. A dict that was used takes 230 bytes."""
+_NO_RECORDS: list[_Record] = []
+"""Shared by all senders without a message under way; nothing is put into it."""
 _UNATTACHED, _OPEN, _FINISHING = SenderState.UNATTACHED, SenderState.OPEN, SenderState.FINISHING
 _ORDERED = Mode.ORDERED
 
@@ -41,7 +41,7 @@ class SenderHalf(ChannelHalf):
     """One local sender, made by the core and used by the owner of the channel."""
 
     __slots__ = (
-        "_base", "_base_unreliable", "_blocked", "_code", "_declared", "_head", "_inflight", "_bytes", "_rest",
+        "_base_unreliable", "_blocked", "_bytes", "_code", "_declared", "_first", "_head", "_overtaken", "_records", "_rest",
         "_stream", "_unreliable", "acked_links", "core", "declaring", "links", "sent", "sent_unreliable",
     )  # fmt: skip
 
@@ -64,10 +64,12 @@ class SenderHalf(ChannelHalf):
         self._head = b"\x03" + encode_int(channel)
         self._rest = b""
         self._stream: AqueductStream | None = None
-        self._inflight = _NO_RECORDS
+        # Unsettled: in `_records` all from number `_first` on, in `_overtaken` those before it, while later ones are settled.
+        self._records = _NO_RECORDS
+        self._first = 0
+        self._overtaken: dict[int, _Record] | None = None
         self._unreliable: dict[int, object] | None = None
         self._bytes = 0
-        self._base = 0
         self._base_unreliable = 0
         self._declared = 0
         self._blocked = False
@@ -81,7 +83,7 @@ class SenderHalf(ChannelHalf):
     @property
     def unsettled(self) -> int:
         """Messages whose fate is not known."""
-        return len(self._inflight) + len(self._unreliable or ())
+        return len(self._records) + len(self._overtaken or ()) + len(self._unreliable or ())
 
     @property
     def waits_for_room(self) -> bool:
@@ -94,9 +96,10 @@ class SenderHalf(ChannelHalf):
         The message that fills the window in bytes may have any size, so the caller need not know the size yet.
         """
         core, config = self.core, self.core.config
-        crowd = core.unacked >= config.max_unacked and len(self._inflight) > 0
+        count = len(self._records) + len(self._overtaken or ())
+        crowd = core.unacked >= config.max_unacked and count > 0
         if (
-            len(self._inflight) < config.window
+            count < config.window
             and self._bytes < config.window_bytes
             and not crowd
             and (mode is not Mode.UNRELIABLE or len(self._unreliable or ()) < config.unreliable_window)
@@ -158,21 +161,22 @@ class SenderHalf(ChannelHalf):
             False, with no effect, if there is no room, the channel is ending or a oneshot, or the payload too large; `send` says which.
         """
         core = self.core
-        inflight, config, size = self._inflight, core.config, len(payload)
+        records, config, size = self._records, core.config, len(payload)
         if (
             (self.state is not _OPEN and self.state is not _UNATTACHED)
-            or len(inflight) >= config.window
+            or len(records) >= config.window
             or self._bytes >= config.window_bytes
             or size > config.max_message
-            or (core.unacked >= config.max_unacked and inflight)
+            or (core.unacked >= config.max_unacked and records)
             or self.id & ONESHOT
+            or self._overtaken
         ):
             return False
-        if not inflight:
-            inflight = self._inflight = {}
+        if records is _NO_RECORDS:
+            records = self._records = []
         number = self.sent
         self.sent = number + 1
-        inflight[number] = (size, token, None)
+        records.append((size, token, None))
         self._bytes += size
         core.unacked += size
         stream = self._stream or self._open_stream()
@@ -253,14 +257,14 @@ class SenderHalf(ChannelHalf):
 
     def acked(self, runs: tuple[int, ...]) -> None:
         """Process AckReliable. Source: AQ-35, AQ-54."""
-        self._check(self._base, runs)
+        at = next(iter(self._overtaken)) if self._overtaken else self._first  # the lowest that is not settled
+        self._check(at, runs)
         tokens: list[object] = []
-        at = self._base
         for index, run in enumerate(runs):
             if not index & 1:
                 if at + run > self.sent:
                     raise violation("E-25", f"reliable {at + run - 1}, sent {self.sent}")
-                if not self._acked(range(at, at + run), tokens):
+                if not self._acked(at, run, tokens):
                     raise violation("E-24", f"reliable {at} to {at + run - 1}")
             at += run
         if tokens:
@@ -286,21 +290,24 @@ class SenderHalf(ChannelHalf):
         """Process CloseReceiver: the half has ended. Source: AQ-38, AQ-44, AQ-44a (D-19, D-21)."""
         control = self.control
         assert control is not None
-        end = self._check(self._base, runs)
+        at = next(iter(self._overtaken)) if self._overtaken else self._first  # the lowest that is not settled
+        end = self._check(at, runs)
         if end > self.sent:
             raise violation("E-25", f"reliable {end - 1}, sent {self.sent}")
         tokens: list[object] = []
-        at = self._base
         for index, run in enumerate(runs):
             if not index & 1:
-                self._acked([n for n in range(at, at + run) if n in self._inflight], tokens)
+                for number in [n for n in self._overtaken or () if at <= n < at + run]:
+                    self._acked(number, 1, tokens)
+                start = max(at, self._first)
+                self._acked(start, at + run - start, tokens)
             at += run
         if tokens:
             self._report(tokens, delivered=True)
         if not control.fin:
             self.declare()
             control.write(b"\x07" + encode_int(self.sent), fin=True)
-        complete = not self._inflight
+        complete = not (self._records or self._overtaken)
         if self._stream is not None and complete:
             self._stream.finish()
         self._go(SenderInput.CLOSED_COMPLETE if complete else SenderInput.CLOSED)
@@ -367,9 +374,9 @@ class SenderHalf(ChannelHalf):
             stream = own = core.streams.open()
             own.sender = self
             own.kept = True
-        if not self._inflight:
-            self._inflight = {}
-        self._inflight[self.sent] = (len(payload), token, own)
+        if self._records is _NO_RECORDS:
+            self._records = []
+        self._records.append((len(payload), token, own))
         self._bytes += len(payload)
         core.unacked += len(payload)
         self._link(self.sent, attached)
@@ -420,9 +427,13 @@ class SenderHalf(ChannelHalf):
     def _reset_streams(self, code: ResetCode) -> None:
         if self._stream is not None:
             self._stream.reset(code)
-        for _, _, stream in self._inflight.values():
+        for _, _, stream in self._under_way():
             if stream is not None:
                 stream.reset(code)
+
+    def _under_way(self) -> list[_Record]:
+        """Return the records of the messages under way, in ascending order of their numbers."""
+        return [*(self._overtaken or {}).values(), *self._records]
 
     @staticmethod
     def _check(start: int, runs: tuple[int, ...]) -> int:
@@ -431,26 +442,36 @@ class SenderHalf(ChannelHalf):
             raise violation("E-4", f"ranges from {start} to {end}")
         return end
 
-    def _acked(self, numbers: Iterable[int], tokens: list[object]) -> bool:
-        """Settle messages as processed; False at the first message settled before."""
-        inflight, links, total = self._inflight, self.links, 0
-        for number in numbers:
-            record = inflight.pop(number, None)
-            if record is None:
-                return False
-            size, token, stream = record
+    def _acked(self, start: int, count: int, tokens: list[object]) -> bool:
+        """Settle messages, all of which were sent, as processed; False, with no effect, if one of them was settled before."""
+        first, records, overtaken = self._first, self._records, self._overtaken or {}
+        before = range(start, min(start + count, first))
+        if before and not all(number in overtaken for number in before):
+            return False
+        acked = [overtaken.pop(number) for number in before]
+        beyond = start + count - first
+        if beyond > 0:
+            left = max(0, start - first)
+            if left:  # later ones are settled before them
+                overtaken.update(zip(range(first, start), records[:left], strict=True))
+            acked += records[left:beyond]
+            self._first = start + count
+            if beyond == len(records):
+                self._records = _NO_RECORDS
+            else:
+                del records[:beyond]
+        self._overtaken = overtaken or None
+        total = 0
+        for size, token, stream in acked:
             total += size
             tokens.append(token)
             if stream is not None:
                 stream.release()
-            if links:
-                self._resolve(number, delivered=True)
         self._bytes -= total
         self.core.unacked -= total
-        if inflight:
-            self._base = next(iter(inflight))  # the lowest: they were inserted in order
-        else:
-            self._base, self._inflight = self.sent, _NO_RECORDS
+        if self.links:
+            for number in range(start, start + count):
+                self._resolve(number, delivered=True)
         return True
 
     def _resolve(self, key: int, *, delivered: bool) -> None:
@@ -474,17 +495,18 @@ class SenderHalf(ChannelHalf):
 
     def _gone(self, code: ResetCode) -> None:
         """Nack the unsettled messages, end the message streams, remove the half. The state has been set."""
-        inflight = [*self._inflight.values()]
         streams, tokens = [self._stream], [*(self._unreliable or {}).values()]
-        if inflight:
+        if self._records or self._overtaken:
+            unsettled = self._under_way()
             self._reset_streams(code)
-            streams += [stream for _, _, stream in inflight]
-            tokens = [token for _, token, _ in inflight] + tokens
+            streams += [stream for _, _, stream in unsettled]
+            tokens = [token for _, token, _ in unsettled] + tokens
         for stream in streams:
             if stream is not None:
                 stream.sender = None
                 stream.release()
-        self._inflight = _NO_RECORDS
+        self._records = _NO_RECORDS
+        self._overtaken = None
         self._unreliable = None
         self._stream = None
         self.core.unacked -= self._bytes
