@@ -55,11 +55,13 @@ def attached_sender(w: Wire, channel: int, number: int = 0) -> SenderHalf:
 def test_messages_of_one_packet_are_received_as_if_each_had_a_packet(
     wire: Callable[..., Wire], first: int, config: AqueductConfig
 ) -> None:
-    """Numbers of one to three bytes, sizes around 128, another channel between, an attachment, a cut message, a full mailbox."""
+    """Numbers and sizes of one to three bytes, another channel between, an attachment, a cut message, a full mailbox."""
     frames = [Message(0, number, (), bytes([number & 0xFF]) * (number % 7)) for number in range(first + 200)]
     frames[first + 5 : first + 5] = [Message(8, 0, (), b"beside")]
     frames[first + 60] = Message(0, first + 59, (), bytes(127))
     frames[first + 61] = Message(0, first + 60, (), bytes(128))
+    frames[first + 62] = Message(0, first + 61, (), bytes(16_383))
+    frames[first + 63] = Message(0, first + 62, (), bytes(16_384))
     frames[first + 90] = Message(0, first + 89, (16,), b"attached")
 
     def receive(pieces: Iterable[bytes]) -> tuple[object, ...]:
@@ -81,6 +83,18 @@ def test_messages_of_one_packet_are_received_as_if_each_had_a_packet(
     assert whole == receive([*before, *(frame.encode() for frame in frames[first:])])
     assert whole[0] == [(frame.payload, len(frame.attachments)) for frame in frames if frame.channel == 0]
     assert whole[2:] == (len(b"beside"), "none")
+
+
+@pytest.mark.rule("AQ-3", "E-1")
+@pytest.mark.parametrize(
+    ("size", "rule"), [(b"\x84\x00", "E-1"), (b"\xc8\x01", "none"), (b"\xc9\x01", "AQ-3"), (b"\xff\xff\x01", "AQ-3")]
+)
+def test_aq3_a_size_is_judged_also_behind_other_messages(wire: Callable[..., Wire], size: bytes, rule: str) -> None:
+    """4 in two bytes, 200, 201, 32,767: a payload has 200 bytes at most here."""
+    w = wire(client=False, config=AqueductConfig(max_message=200))
+    w.give(2, Message(0, 0), Message(0, 1), b"\x03\x00\x02\x00" + size + bytes(200))
+    assert w.broken() == rule
+    assert [len(message.payload) for message in w.receiver.mailbox] == [0, 0, 200][: 3 if rule == "none" else 2]
 
 
 @pytest.mark.rule("AQ-7", "E-5")

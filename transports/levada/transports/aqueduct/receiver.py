@@ -275,8 +275,8 @@ class ReceiverHalf(ChannelHalf):
     def process_run(self, data: bytes, at: int) -> int:
         """Process messages that follow the one of this channel that was processed just now; return where they end in `data`.
 
-        It takes the next numbers, without attachments and below 128 bytes. Whatever else comes, and bad messages, `process` takes.
-        To receive a message of 100 bytes in a packet of 90 takes 1.1 µs, with `decode_message` and `process` 1.9.
+        It takes the next numbers, without attachments and below 16,384 bytes. Whatever else comes, and bad messages, `process` takes.
+        A message of 100 bytes takes a third of the time of `decode_message` and `process`.
         """
         if self._ahead or self._finish is not None or self.state is _CLOSE_WAIT or self.id & ONESHOT:
             return at
@@ -292,13 +292,24 @@ class ReceiverHalf(ChannelHalf):
                 width = len(head) + 1 + len(rest)
                 for octet in (SHORT if number < 0x80 else MORE)[low : low + end - number]:
                     start = at + width
-                    length = data[start]
-                    behind = start + 1 + length
-                    if data[at:start] != head + octet + rest or length >= 0x80 or behind > size or taken >= most:
-                        end = number
+                    if data[at:start] != head + octet + rest or taken >= most:
                         break
-                    append(make(self, data[start + 1 : behind], ()))
+                    length = data[start]
+                    start += 1
+                    if length >= 0x80:
+                        second = data[start]
+                        start += 1
+                        length += (second << 7) - 0x80
+                        if not 0 < second < 0x80 or length > config.max_message:
+                            break
+                    behind = start + length
+                    if behind > size:
+                        break
+                    append(make(self, data[start:behind], ()))
                     number, taken, at = number + 1, taken + length, behind
+                else:
+                    continue
+                break
         except IndexError:
             pass  # the next message is cut
         self._next = number
