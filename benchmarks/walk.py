@@ -32,7 +32,7 @@ LIMITS = {
     "rsocket": (71, 13),
     "aqueduct": (59, 13),
     "aqueduct-run": (1622, 13),
-    "aqueduct-sender": (579, 36),
+    "aqueduct-sender": (577, 36),
     "maop": (234, 22),
     "durable": (111, 19),
     "spark": (256, 31),
