@@ -443,7 +443,7 @@ class SenderHalf(ChannelHalf):
         return end
 
     def _acked(self, start: int, count: int, tokens: list[object]) -> bool:
-        """Settle messages, all of which were sent, as processed; False, with no effect, if one of them was settled before."""
+        """Settle messages as processed, which have been sent; False, with no effect, if one of them was settled before."""
         first, records, overtaken = self._first, self._records, self._overtaken or {}
         before = range(start, min(start + count, first))
         if before and not all(number in overtaken for number in before):
