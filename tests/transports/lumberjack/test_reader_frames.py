@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from levada.transports.lumberjack import encode_data, encode_envelope, encode_json, encode_window
+from levada.transports.lumberjack.json_text import parse_json
 
 
 def data_frame(sequence: int, *pairs: tuple[bytes, bytes]) -> bytes:
@@ -169,6 +170,20 @@ def test_lj12_what_is_still_json(desk: Any) -> None:
     assert gc.isenabled()
     assert one(desk, json_frame(2, 1, b'{"a":1,"a":2}')).delivered == [{"a": 2}]
     assert one(desk, json_frame(2, 1, b'{"a":"\\ud800"}')).delivered == [{"a": "\ud800"}]
+
+
+@pytest.mark.rule("LJ-12")
+def test_lj12_what_the_decoder_cannot_nest_is_bad_json() -> None:
+    """LJ-12: whatever depth the settings allow."""
+    with pytest.raises(ValueError, match="nested too deep"):
+        parse_json(b"[" * 200_000 + b"]" * 200_000, 1_000_000)
+
+
+@pytest.mark.rule("LJ-12")
+def test_lj12_long_json_is_read_where_the_collector_is_off(no_collector: None) -> None:
+    """LJ-12: and it stays off."""
+    assert parse_json(b'{"a":"' + b"x" * 20_000 + b'"}', 500) == {"a": "x" * 20_000}
+    assert not gc.isenabled()
 
 
 @pytest.mark.rule("LJ-12")

@@ -331,6 +331,30 @@ def test_lj28_whole_events_of_a_broken_connection_are_handed_on_without_ack(how:
 
 
 @pytest.mark.rule("LJ-28")
+def test_lj28_a_connection_is_lost_once(desk: Any) -> None:
+    """LJ-28: the carrier may say so for each direction."""
+    reader = desk(commits=False)
+    reader.feed(encode_window(1, 2) + frames(1, 1, 2))
+    reader.reset()
+    reader.reset()
+    reader.commit(1)
+    assert (numbers(reader), reader.acks, reader.finished) == ([[1, 2]], [], "lost")
+
+
+@pytest.mark.rule("LJ-6")
+def test_lj6_behind_the_end_no_data_is_wanted_though_work_is_left(desk: Any) -> None:
+    """LJ-6: windows are taken in steps, and the last step may be full when all of them are taken."""
+    reader = desk()
+    windows = encode_window(1, 2) * 1024
+    reader.core.receive_data(windows + windows, 0.0)
+    assert (reader.core.has_work, reader.core.wants_data) == (True, False)
+    reader.core.receive_data(b"", 0.0)
+    assert (reader.core.has_work, reader.core.wants_data) == (True, False)
+    reader.work()
+    assert (reader.peer_closed, reader.finished) == (True, "peer_closed")
+
+
+@pytest.mark.rule("LJ-28")
 def test_lj28_our_end_drops_the_open_unit_and_waits_a_moment_for_the_sink(desk: Any) -> None:
     """LJ-28: running commits have `drain_timeout`; what gets committed is acked, the rest comes again."""
     reader = desk(commits=False)
@@ -342,6 +366,14 @@ def test_lj28_our_end_drops_the_open_unit_and_waits_a_moment_for_the_sink(desk: 
     assert (numbers(reader), reader.acks, reader.finished) == ([[1], [2]], [1], None)
     reader.wait(1.0)
     assert (reader.finished, reader.others[-1].unacked, reader.core.next_deadline()) == ("drained", 1, None)
+    ends = desk(commits=False)
+    ends.feed(encode_window(1, 1) + frames(1, 1, 2, 3, 4))
+    held = ends.core.held
+    ends.drain()
+    assert 0 < ends.core.held < held
+    ends.commit(1)
+    ends.commit(2)
+    assert (ends.core.held, ends.acks, ends.finished) == (0, [1, 2], "drained")
     idle = desk()
     idle.feed(encode_window(1, 2) + frames(1, 1))
     idle.drain()
