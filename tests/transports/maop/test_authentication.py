@@ -239,6 +239,16 @@ def test_ma28_nothing_runs_before_approval(decided: bool) -> None:
         assert wire.closed.code == code
 
 
+@pytest.mark.rule("MA-28")
+def test_ma28_a_server_holds_no_resets_before_approval() -> None:
+    """However many come, there is nothing that they could be for."""
+    wire = Wire(approve=False)
+    for _ in range(40_000):
+        assert wire.core.stream_reset(4, 0, now=0.0) == []
+    assert wire.closed is None
+    assert wire.give(0, authentication().encode(), fin=True) != []
+
+
 @pytest.mark.rule("MA-29")
 def test_ma29_streams_that_overtake_the_result_wait_for_it() -> None:
     """A client holds them, within a bound."""

@@ -478,6 +478,22 @@ def test_ma118_connections_of_one_identity_share_a_quota() -> None:
     assert (quota.operations, quota.waiting) == (0, {})
 
 
+@pytest.mark.rule("MA-118")
+def test_ma118_the_place_of_a_lost_connection_goes_to_the_next_one() -> None:
+    """An operation that was at work there is over."""
+    quota = Quota(1, 1000)
+    one, two = Wire(quota=quota), Wire(quota=quota)
+    told: list[int] = []
+    two.core.wake = partial(told.append, 2)
+    for wire in (one, two):
+        wire.give(wire.uni(), Message(100, 0))
+    assert (len(one.events), len(two.events), told) == (1, 0, [])
+    one.core.connection_lost(0, "gone", now=0.0)
+    assert told == [2]
+    two.flush()
+    assert [type(e) for e in two.events] == [Execute]
+
+
 @pytest.mark.rule("MA-128")
 def test_ma128_new_operations_a_second() -> None:
     """Above the rate they wait."""
@@ -515,6 +531,11 @@ def test_ma117_shares_follow_the_weights_and_age_lifts() -> None:
     for n in range(50):
         old.push(n, 0, 0, 2.0)
     assert old.pop(2.1) == "old"  # behind those that keep coming with a better priority it would starve
+    lifted: FairQueue[object] = FairQueue()
+    lifted.push("old", 255, 0, 0.0)
+    for n in range(5):
+        lifted.push(n, 160, 0, 0.5)
+    assert lifted.pop(0.6) == "old"  # the first of the next class, however good the priorities in it are
 
 
 class Caller:
