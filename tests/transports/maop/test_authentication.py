@@ -243,7 +243,7 @@ def test_ma28_nothing_runs_before_approval(decided: bool) -> None:
 def test_ma28_a_server_holds_no_resets_before_approval() -> None:
     """However many come, there is nothing that they could be for."""
     wire = Wire(approve=False)
-    for _ in range(40_000):
+    for _ in range(20_000):
         assert wire.core.stream_reset(4, 0, now=0.0) == []
     assert wire.closed is None
     assert wire.give(0, authentication().encode(), fin=True) != []
