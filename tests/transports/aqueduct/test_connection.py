@@ -25,6 +25,7 @@ from levada.transports.aqueduct import (
     SenderState,
     Settled,
     StreamData,
+    StreamDone,
     StreamUnblocked,
 )
 from levada.transports.aqueduct.frames import (
@@ -399,8 +400,10 @@ def test_aq21_a_client_repeats_what_was_refused(accepted: bool) -> None:
     assert set(first) == {0, 2, 6}
     core.handshake_completed(1170, early_data_accepted=accepted)
     sender.send(b"later")  # type: ignore[union-attr]
-    second = {out.stream_id: out for out in core.data_to_send(0.0) if isinstance(out, StreamData)}
+    outputs = core.data_to_send(0.0)
+    second = {out.stream_id: out for out in outputs if isinstance(out, StreamData)}
     later = Message(0, 2, (), b"later").encode()
+    assert {out.stream_id for out in outputs if isinstance(out, StreamDone)} == (set() if accepted else first.keys())
     if accepted:
         assert second == {2: StreamData(2, later, fin=False)}
         return
