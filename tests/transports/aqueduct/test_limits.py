@@ -303,6 +303,11 @@ def test_aq40_what_is_taken_and_not_read_still_counts(wire: Callable[..., Wire])
     while w.receiver.mailbox:
         w.receiver.take()
     assert w.core.held == w.receiver.untaken == 0
+    w.give(stream, Message(0, 6, (), bytes(200)))
+    last = w.receiver.take(release=False)
+    assert w.core.held == w.receiver.untaken == 200
+    assert not last.release(), "nothing waits to be read"
+    assert w.core.held == w.receiver.untaken == 0
     w = wire(client=False, config=AqueductConfig(mailbox=2))
     stream = w.uni()
     for number in range(5):
