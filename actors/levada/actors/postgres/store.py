@@ -47,7 +47,7 @@ class PostgresStore:
     """The name of the log: of the table of rows, perhaps after the name of its schema and a dot. Lower-case letters, digits and ``_``."""
 
     takes_values: ClassVar[bool] = True
-    """Whether rows come as values of Python (`levada.actors.journal.value_rows`)."""
+    """Whether rows come as values of Python (``levada.actors.journal.value_rows``)."""
 
     def __attrs_post_init__(self) -> None:
         PostgresAddress.of(self.url, self.table)
