@@ -23,6 +23,7 @@ from tests.actors.postgres.proxy import Proxy, proxy_to
 from tests.actors.postgres.test_questions import log_at, rows_for, store, terminate
 
 from levada.actors.durable import EntityErased, OutcomeUnknown, Shards, shards
+from levada.actors.durable.commits import LEAST_HALVED
 from levada.actors.journal import Append, Appended, GetExtent, JournalBehind, JournalFull
 from levada.framework import ActorSystem
 from levada.framework.errors import ActorStopped
@@ -53,21 +54,24 @@ async def under_fire(
     *,
     after: int = 100,
     look: Cluster | None = None,
+    count: int = 4,
+    askers: int = ASKERS,
+    each: int = EACH,
 ) -> None:
     """Ask many commands with ids while something is disturbed again and again; then look at the answers, and at the table.
 
     The first time is after so many answers, so there is one however quick the machine is. Each third time waits for an answer, however slow it is:
     on a busy machine to connect takes longer than the next disturbance, again and again.
     """
-    answers: dict[int, list[int]] = {number: [] for number in range(ASKERS)}
+    answers: dict[int, list[int]] = {number: [] for number in range(askers)}
     many, more, disturbed = trio.Event(), trio.Event(), 0
-    async with accounts_at(url) as accounts, trio.open_nursery() as nursery:
-        left = ASKERS
+    async with accounts_at(url, count=count) as accounts, trio.open_nursery() as nursery:
+        left = askers
 
         async def ask(number: int) -> None:
             nonlocal left
             entity = accounts[f"a{number}"]
-            for n in range(EACH):
+            for n in range(each):
                 answers[number].append(await entity.ask(Deposit(1), command=f"c{n}"))
                 more.set()
                 if sum(map(len, answers.values())) == after:
@@ -76,7 +80,7 @@ async def under_fire(
             if not left:
                 nursery.cancel_scope.cancel()
 
-        for number in range(ASKERS):
+        for number in range(askers):
             nursery.start_soon(ask, number)
         await many.wait()
         while True:
@@ -86,9 +90,9 @@ async def under_fire(
                 more = trio.Event()
                 await more.wait()
     assert disturbed > 0
-    assert answers == {number: list(range(1, EACH + 1)) for number in range(ASKERS)}
+    assert answers == {number: list(range(1, each + 1)) for number in range(askers)}
     table = store(url).table
-    done = ASKERS * EACH
+    done = askers * each
     look = look or server
     assert look.execute(
         f"SELECT count(*), count(DISTINCT (entity, command)) FROM {table} WHERE command IS NOT NULL"
@@ -110,6 +114,18 @@ async def test_killed_backends_cost_no_command_its_answer(url: str, server: Clus
         await trio.to_thread.run_sync(terminate, server)
 
     await under_fire(url, server, kill)
+
+
+@pytest.mark.parametrize("trial", range(3))
+async def test_appends_of_half_of_the_commands_survive_killed_backends(url: str, server: Cluster, trial: int) -> None:
+    """As above, with so many commands of one shard under way that appends of half of them are tried."""
+    random_ = random.Random(trial)
+
+    async def kill(number: int) -> None:
+        await trio.sleep(random_.uniform(0.1, 0.5) if number else 0)
+        await trio.to_thread.run_sync(terminate, server)
+
+    await under_fire(url, server, kill, after=1000, count=1, askers=2 * LEAST_HALVED, each=60)
 
 
 @pytest.mark.parametrize("trial", TRIALS)

@@ -53,7 +53,7 @@ _TRIAL = 8
 _STAY = 100
 """Appends in the better way before both are tried again."""
 _WORTH = 0.9
-"""Halves are kept if a command takes less than this part of the time: they cost a seventh more CPU time."""
+"""Halves are kept if a command takes less than this part of the time: they cost up to a seventh more CPU time."""
 _ROWS: Callable[[Commit], Sequence[LogRow]] = attrgetter("rows")
 
 
