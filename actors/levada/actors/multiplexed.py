@@ -39,6 +39,7 @@ _UNIDIRECTIONAL: Final = 2
 _SENDING: Final = 1
 _RECEIVING: Final = 2
 _BOTH: Final = 3
+_WATCHED: Final = 4
 
 
 class MultiplexedCore(Core[E, Out], StreamsInput[E], Protocol[E, Out]):
@@ -149,8 +150,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         self._just_read = False  # what has come with a batch was read, and the tasks that it woke have not run yet
         self._parked: trio.lowlevel.Task | None = None
         self._streams: dict[int, carriers.Stream] = {}
-        self._directions: dict[int, int] = {}  # of bidirectional streams: those that are over
-        self._watched: set[int] = set()
+        self._ways: dict[int, int] = {}  # of streams: the directions that are over, and whether a stop is told
         self._ready: dict[int, None] = {}  # streams to be read in the next turn
         self._stops: list[tuple[int, int]] = []  # streams that the peer has stopped, and its codes, until the next turn
         # All streams have the same two callbacks.
@@ -319,7 +319,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         self._carrier_over = True
         self.live = self.rate = None
         self._tell_readable = self._tell_stopped = _nothing  # they referred to this object
-        for collection in (self._streams, self._backlog, self._directions, self._watched, self._ready, self.held):
+        for collection in (self._streams, self._backlog, self._ways, self._ready, self.held):
             collection.clear()
         self._stops.clear()
         self._finished.clear()
@@ -359,7 +359,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
     def _watch(self, stream_id: int, stream: carriers.Stream) -> None:
         """Tell the core when the peer stops this side's direction of a stream, also while nothing is sent there."""
         if not self.watches_all:
-            self._watched.add(stream_id)
+            self._ways[stream_id] = self._ways.get(stream_id, 0) | _WATCHED
         stream.on_stopped(self._tell_stopped)
 
     def _stopped(self, stream_id: int, code: int) -> None:
@@ -463,18 +463,17 @@ class MultiplexedDriver(Driver[C], Generic[C]):
             if self.forgets_ended or direction == _RECEIVING:
                 self.forget(stream_id)
         elif self.forgets_ended:
-            over = self._directions.get(stream_id, 0) | direction
-            if over == _BOTH:
+            ways = self._ways.get(stream_id, 0) | direction
+            if ways & _BOTH == _BOTH:
                 self.forget(stream_id)
             elif stream_id in self._streams:
-                self._directions[stream_id] = over
+                self._ways[stream_id] = ways
 
     def forget(self, stream_id: int) -> bool:
         """A stream is over; return whether it was in use."""
         if self._streams.pop(stream_id, None) is None:
             return False
-        self._directions.pop(stream_id, None)
-        self._watched.discard(stream_id)
+        self._ways.pop(stream_id, None)
         self.held.discard(stream_id)
         return True
 
@@ -571,7 +570,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         except CarrierError:
             return  # it was stopped, which the core will be told, or the connection has ended
         if not fin:
-            if not self.watches_all and stream_id not in self._watched:
+            if not self.watches_all and not self._ways.get(stream_id, 0) & _WATCHED:
                 self._watch(stream_id, stream)
             if self.most_unsent is not None and stream.unsent > self.most_unsent:
                 self.crowded(stream_id)

@@ -42,7 +42,6 @@ from levada.transports.maop import (
     MaopCore,
     OperationCancelled,
     OperationOffered,
-    Received,
     ResponseRejected,
     ResponseStarted,
     RoomWanted,
@@ -57,7 +56,7 @@ from levada.transports.maop import Refused as RefusedEvent
 from .config import PeerConfig
 from .control import ENDING, LAST, STARVED, ControlKeeper, Crowded, Last, Starved
 from .errors import Disapproved
-from .executions import Execution
+from .executions import Execution, begin_execution
 from .handlers import Handler
 from .limiter import Limiter
 from .log import MAX_TEXT, ConnectionLog
@@ -226,29 +225,24 @@ class MaopDriver(MaopStreams):
             execution.call.give_end()
 
     def _on_offered(self, event: OperationOffered) -> None:
-        execution = self._execution(event.operation)
+        execution = begin_execution(self, event.operation)
         if execution is not None:
             execution.submit()
 
     def _on_execute(self, event: Execute) -> None:
         operation = event.operation
-        execution = self.executions.get(operation.stream_id) or self._execution(operation)
+        execution = self.executions.get(operation.stream_id) or begin_execution(self, operation)
         if execution is None:
             return
         if self.records.verbose:
             self.records.step("begun", operation)
         if not operation.spec.gated:
-            self.shared.metrics.approval_latency_ms.observe(1000 * (operation.approved_at - operation.since))
+            waited = operation.approved_at - operation.since
+            if waited:
+                self.shared.metrics.approval_latency_ms.observe(1000 * waited)
+            else:
+                self.shared.metrics.approval_latency_ms.buckets[0] += 1  # as nearly always
         execution.execute(event.body)
-
-    def _execution(self, operation: Received) -> Execution | None:
-        """Give an operation to a child; return ``None`` if the connection is ending, with all its operations."""
-        try:
-            execution = self.executions[operation.stream_id] = self.idle.take(Execution)
-        except ActorStopped:
-            return None
-        execution.take(operation, self.shared.handlers[operation.msg_id])
-        return execution
 
     def _on_cancelled(self, event: OperationCancelled) -> None:
         execution = self.executions.pop(event.stream_id, None)
@@ -346,16 +340,6 @@ class MaopDriver(MaopStreams):
     def consumed(self, stream_id: int, size: int) -> None:
         """Count bytes of a streamed body that the handler has taken."""
         self.feed(self.core.body_consumed(stream_id, size, now=trio.current_time()))
-
-    def finished(self, operation: Received, began: float, now: float, size: int) -> None:
-        """Count and log an operation whose handler succeeded."""
-        metrics = self.shared.metrics
-        metrics.handler_latency_ms[operation.msg_id].observe(1000 * (now - began))
-        if not operation.is_request:
-            metrics.upload_latency_ms.observe(1000 * (now - operation.since))
-        if self.records.verbose:
-            self.apply(self.core.take_events())  # logs its last steps first
-            self.records.step("done", operation, size)
 
     def started(self) -> None:
         """Create the log, which needs the actor's path, then begin."""

@@ -10,8 +10,8 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable
-from contextlib import aclosing, nullcontext
-from typing import TYPE_CHECKING, Any, Final
+from contextlib import aclosing
+from typing import TYPE_CHECKING, Any
 
 import attrs
 import trio
@@ -30,9 +30,7 @@ from .tracing import serving
 if TYPE_CHECKING:
     from .connection import MaopDriver
 
-__all__ = ["Execution"]
-
-_UNTRACED: Final = nullcontext()
+__all__ = ["Execution", "begin_execution"]
 
 
 class ActorCode:
@@ -132,11 +130,6 @@ class Execution(Pooled):
     """Whether the user's code runs."""
     placed: bool = attrs.field(default=False, init=False)
     """Whether it waits for a place, or for the turn that uses it."""
-
-    def take(self, operation: Received, handler: Handler) -> None:
-        """Take up an operation."""
-        self.operation, self.handler, self.call = operation, handler, Call(operation, self.connection)
-        self.busy, self.reason, self.working = True, "", False
 
     def execute(self, body: bytes | None) -> None:
         """Begin to work. `body` is the whole body, or ``None`` if the body comes in pieces."""
@@ -274,17 +267,13 @@ class Execution(Pooled):
         """Execute the operation and report the result; return false if the code has failed."""
         connection, operation = self.connection, self.operation
         began = connection.core.now
-        size = 0
         try:
             tracing = connection.shared.tracing
-            with serving(tracing, operation, connection.remote) if tracing is not None else _UNTRACED:
-                value = await code.execute(self.call)
-                if not operation.is_request:
-                    connection.core.finish(operation.stream_id, now=connection.clock())
-                elif value is None:
-                    connection.core.respond(operation.stream_id, now=connection.clock())
-                else:
-                    size = await self._answer(value)
+            if tracing is None:
+                size = await self._answer(await code.execute(self.call))
+            else:
+                with serving(tracing, operation, connection.remote):
+                    size = await self._answer(await code.execute(self.call))
             now = connection.core.now
         except OperationError as error:
             self._fail(error.code, error.detail)
@@ -296,7 +285,13 @@ class Execution(Pooled):
             return False
         else:
             self._over()
-            connection.finished(operation, began, now, size)
+            metrics = connection.shared.metrics
+            metrics.handler_latency_ms[operation.msg_id].observe(1000 * (now - began))
+            if not operation.is_request:
+                metrics.upload_latency_ms.observe(1000 * (now - operation.since))
+            if connection.records.verbose:
+                connection.apply(connection.core.take_events())  # logs its last steps first
+                connection.records.step("done", operation, size)
         return True
 
     def _fail(self, code: int, reason: str) -> None:
@@ -334,26 +329,32 @@ class Execution(Pooled):
                 self.connection.shared.limiter.done()
 
     async def _answer(self, value: Any) -> int:
-        """Respond; return the number of bytes in the body. Source: MA-65, MA-96 to MA-99a."""
-        core, stream_id = self.connection.core, self.operation.stream_id
-        source = await self._source(value)
-        wanted = self.operation.response_msg_id
-        typed = wanted == 0 or wanted in self.operation.spec.success_layout
+        """Report the end of the work; return the number of bytes in the answer. Source: MA-65, MA-74, MA-96 to MA-99a."""
+        connection, operation = self.connection, self.operation
+        core, stream_id = connection.core, operation.stream_id
+        if not operation.is_request:
+            core.finish(stream_id, now=connection.clock())
+            return 0
+        if value is None:
+            core.respond(stream_id, now=connection.clock())
+            return 0
+        codec = connection.config.codec
+        source = quick_source(value, codec) if type(value) is bytes else await self._source(value)
+        wanted = operation.response_msg_id
+        typed = wanted == 0 or wanted in operation.spec.success_layout
         kind = source.content_type if typed else None
         if source.whole is not None:
-            core.respond(stream_id, source.whole, kind, now=self.connection.clock())
+            core.respond(stream_id, source.whole, kind, now=connection.clock())
             size = len(source.whole)
         else:
             size = await self._stream(source, kind)
-        self.connection.shared.metrics.succeeded(kind, size)
+        connection.shared.metrics.succeeded(kind, size)
         return size
 
     async def _source(self, value: Any) -> BodySource:
         codec = self.connection.config.codec
         if isinstance(value, Reply):
             return await make_source(value.body, codec, value.length, value.content_type)
-        if isinstance(value, bytes):
-            return quick_source(value, codec)
         return await make_source(value, codec)
 
     async def _stream(self, source: BodySource, kind: str | None) -> int:
@@ -375,3 +376,15 @@ class Execution(Pooled):
                     await trio.sleep_forever()
         core.end_body(stream_id, now=connection.clock())
         return size
+
+
+def begin_execution(connection: MaopDriver, operation: Received) -> Execution | None:
+    """Give an operation of the peer to a child; return ``None`` if the connection is ending, with all its operations."""
+    try:
+        execution = connection.executions[operation.stream_id] = connection.idle.take(Execution)
+    except ActorStopped:
+        return None
+    execution.operation, execution.handler = operation, connection.shared.handlers[operation.msg_id]
+    execution.call = Call(operation, connection)
+    execution.busy, execution.reason, execution.working = True, "", False
+    return execution

@@ -210,13 +210,20 @@ class CreditQueue:
         return len(self._queue)
 
     def begin(self, connection: MaopStreams, begin: Begin) -> OwnOperation | None:
-        """Begin an operation if a stream is free and no caller waits for one; raise the errors of `begin`."""
+        """Begin an operation if a stream is free and no caller waits for one.
+
+        Raises:
+            CarrierError: no operation may begin any more.
+            LevadaError: an error of `begin`.
+        """
         core = connection.core
+        if core.state is not ConnectionState.OPEN:
+            raise connection.error()
         if self._queue.waiting:
             return None
         if not core.can_open(request=self._request):
             connection.refresh_credit()
-            if not core.can_open(request=self._request) and core.state is ConnectionState.OPEN:
+            if not core.can_open(request=self._request):
                 return None
         return begin_operation(connection, begin)
 

@@ -36,6 +36,8 @@ class StreamConnection(trio.abc.AsyncResource, Generic[S]):
         self.is_client = is_client
         self.streams: dict[int, S] = {}
         """Streams that have not ended, by number."""
+        self.closed = False
+        """Whether the connection has ended."""
         self.blocked: dict[S, None] = {}
         """Streams whose `send_all` waits for room."""
         self._info = info
@@ -62,11 +64,6 @@ class StreamConnection(trio.abc.AsyncResource, Generic[S]):
     def info(self) -> CarrierInfo:
         """The peer and this end; complete after `handshake`."""
         return self._info
-
-    @property
-    def closed(self) -> bool:
-        """Whether the connection has ended."""
-        return self._reason is not None
 
     def error(self) -> CarrierError:
         """Return the error that every call raises after the end."""
@@ -302,7 +299,7 @@ class StreamConnection(trio.abc.AsyncResource, Generic[S]):
 
     def _end(self, reason: CloseReason, make_error: Callable[[], CarrierError]) -> None:
         """Record why the connection has ended, and wake all tasks."""
-        self._reason = reason
+        self.closed, self._reason = True, reason
         self._make_error = make_error
         self._tell_stream = self._tell_batch = None
         for stream in list(self.streams.values()):

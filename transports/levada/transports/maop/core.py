@@ -119,7 +119,11 @@ class MaopCore(Side):
                     del self.streams[stream_id]
         else:
             self.receive_early(stream_id, bytes(data), fin, now)
-        return self.take_events() if self._events else []
+        if not self._events:
+            return []
+        events = self._events[:]  # as `take_events`, by a call less
+        self._events.clear()
+        return events
 
     def stream_reset(self, stream_id: int, code: int, now: float) -> list[Event]:
         """Record that the peer has reset its direction of a stream. The code has no meaning (MA-7)."""
@@ -177,14 +181,17 @@ class MaopCore(Side):
             if fin:
                 self._first_sight(stream_id)
             return
-        if not self._first_sight(stream_id):
+        kind = stream_id & 3
+        if stream_id == self._expected[kind]:
+            self._expected[kind] = stream_id + 4
+        elif not self._first_sight(stream_id):
             return
         op = data[0]
         if op <= 1:
             self.statistic.received += 1
             if bool(op) == bool(stream_id & 2):
-                kind = "Message on a bidirectional stream" if op == 0 else "Request on a unidirectional stream"
-                self._reject(stream_id, ErrorCode.PROTOCOL_VIOLATION, kind, fin)
+                what = "Message on a bidirectional stream" if op == 0 else "Request on a unidirectional stream"
+                self._reject(stream_id, ErrorCode.PROTOCOL_VIOLATION, what, fin)
             elif len(self.streams) >= self.config.gate.max_open_streams:
                 self._reject(stream_id, ErrorCode.CAPACITY_LIMIT, "too many streams", fin)
             else:
@@ -356,10 +363,9 @@ class MaopCore(Side):
 
         Source: section 6, MA-55 to MA-57, MA-122.
         """
-        size = self._check_start(msg_id, body, length, priority, key, while_draining, unidirectional=True)
-        operation = Outgoing(self, self._next_id[True], size, body, DEFAULT_TERMS, timeout, now)
-        self._start(operation, MESSAGE.pack(0, msg_id, size, priority), priority, key, trace, now)
-        return operation.stream_id
+        return self._start(
+            msg_id, body, length, priority, key, trace, while_draining, DEFAULT_TERMS, timeout, None, now
+        )
 
     def send_request(
         self,
@@ -385,7 +391,6 @@ class MaopCore(Side):
 
         Source: section 8. MA-89 for `while_draining`.
         """
-        size = self._check_start(msg_id, body, length, priority, key, while_draining, unidirectional=False)
         timeout_ms = response.timeout_ms
         if timeout_ms is None:
             timeout_ms = self.config.times.default_request_timeout_ms
@@ -393,60 +398,59 @@ class MaopCore(Side):
         if not 0 <= timeout_ms < 2**32 or not 0 <= wanted < 65_536:
             raise LocalProtocolError(f"timeout {timeout_ms} ms or response {wanted} out of range", rule="MA-4")
         timeout = timeout_ms / 1000 + self.config.times.response_grace if timeout_ms else None
-        operation = Outgoing(self, self._next_id[False], size, body, response, timeout, now)
-        self._start(operation, REQUEST.pack(1, msg_id, size, priority, wanted, timeout_ms), priority, key, trace, now)
-        return operation.stream_id
+        asks = (wanted, timeout_ms)
+        return self._start(msg_id, body, length, priority, key, trace, while_draining, response, timeout, asks, now)
 
-    def _check_start(
+    def _start(
         self,
         msg_id: int,
         body: Octets | None,
         length: int | None,
         priority: int,
         key: bytes,
+        trace: bytes,
         while_draining: bool,
-        *,
-        unidirectional: bool,
+        terms: ResponseTerms,
+        timeout: float | None,
+        asks: tuple[int, int] | None,
+        now: float,
     ) -> int:
-        """Check a call; return the length to announce."""
+        """Check a call and begin; `asks` is the id of the Response and the milliseconds in the header of a Request, None for a Message."""
+        message = asks is None
+        stream_id = self._next_id[message]
         if self.state is not _OPEN:
             if not while_draining or self.state is not _DRAINING:
                 raise LocalProtocolError(f"no new operations in state {self.state.name}", rule="MA-89")
-        elif self._credit[unidirectional] - (self._next_id[unidirectional] >> 2) < 2 and not self.can_open(
-            request=not unidirectional
-        ):
+        elif self._credit[message] - (stream_id >> 2) < 2 and not self.can_open(request=not message):
             raise LocalProtocolError("the peer allows no more streams now", rule="MA-130")
         if not 0 < msg_id < 65_536 or not 0 <= priority < 256:
             raise LocalProtocolError(f"msg_id {msg_id} or priority {priority} out of range", rule="MA-43")
         if key and (len(key) != 16 or not self.idempotency):
             why = "the peer takes none" if not self.idempotency else f"the key has {len(key)} bytes, wanted 16"
             raise LocalProtocolError(f"idempotency key: {why}", rule="MA-122")
-        if body is not None:
-            return len(body)
-        if length is not None and not 0 <= length < UNDEFINED:
-            raise LocalProtocolError(f"length {length} out of range", rule="MA-57")
-        return UNDEFINED if length is None else length
-
-    def _start(self, operation: Outgoing, header: bytes, priority: int, key: bytes, trace: bytes, now: float) -> None:
+        size = len(body) if body is not None else UNDEFINED if length is None else length
+        if not 0 <= size < UNDEFINED and (body is not None or length is not None):
+            raise LocalProtocolError(f"length {size} out of range", rule="MA-57")
         self.now = now
-        stream_id = operation.stream_id
-        unidirectional = stream_id & 2 != 0
+        self.streams[stream_id] = operation = Outgoing(self, stream_id, size, body, terms, timeout, now)
+        self._next_id[message] = stream_id + 4
+        self.operations += 1
+        self.statistic.opened += 1
+        if self.steps:
+            self.emit(Begun(stream_id, msg_id, None if size == UNDEFINED else size, priority))
+        header = (
+            MESSAGE.pack(0, msg_id, size, priority) if asks is None else REQUEST.pack(1, msg_id, size, priority, *asks)
+        )
         if self.idempotency:
             header += bytes((len(key),)) + key
         if self.traces:
             header += trace_field(trace)
-        self._next_id[unidirectional] = stream_id + 4
-        self.streams[stream_id] = operation
-        self.operations += 1
-        self.statistic.opened += 1
-        if self.steps:
-            _, msg_id, length = MESSAGE.unpack_from(header)[:3]
-            self.emit(Begun(stream_id, msg_id, None if length == UNDEFINED else length, priority))
-        self.out.append(OpenStream(stream_id, unidirectional, priority))
-        self.out.append(StreamData(stream_id, header, operation.own_over))
-        limit = operation.timeout if operation.own_over else self.config.times.approval_timeout  # MA-53, MA-69
+        self.out.append(OpenStream(stream_id, message, priority))
+        self.out.append(StreamData(stream_id, header, not size))
+        limit = self.config.times.approval_timeout if size else timeout  # MA-53, MA-69
         if limit is not None:
             self.timers.set(operation, now + limit)
+        return stream_id
 
     def _mine(self, stream_id: int) -> Outgoing | None:
         entry = self.streams.get(stream_id)
@@ -535,6 +539,8 @@ class MaopCore(Side):
     def is_blocked(self, stream_id: int) -> bool:
         """Whether a stream must not be read now, so that QUIC holds the peer back until `StreamUnblocked`. Source: MA-88, MA-118."""
         entry = self.streams.get(stream_id)
+        if entry is None or type(entry) is Outgoing:
+            return False
         if isinstance(entry, ControlIn):
             return entry in self.signals.blocked
         return isinstance(entry, Incoming) and entry.spec.streaming and entry.reserved >= self.config.gate.stream_window
