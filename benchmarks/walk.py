@@ -33,7 +33,7 @@ LIMITS = {
     "aqueduct": (59, 13),
     "aqueduct-run": (1622, 13),
     "aqueduct-sender": (577, 36),
-    "maop": (228, 22),
+    "maop": (227, 21),
     "durable": (111, 19),
     "spark": (256, 31),
 }

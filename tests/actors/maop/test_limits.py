@@ -33,7 +33,7 @@ from levada.actors.maop import (
     TimesConfig,
     connect,
 )
-from levada.actors.maop.limiter import Limiter
+from levada.actors.maop.executions import Limiter
 from levada.actors.maop.shares import TenantShares
 from levada.framework import ActorSystem, Identity, Limits
 from levada.transports import carriers

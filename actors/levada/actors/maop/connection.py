@@ -56,9 +56,8 @@ from levada.transports.maop import Refused as RefusedEvent
 from .config import PeerConfig
 from .control import ENDING, LAST, STARVED, ControlKeeper, Crowded, Last, Starved
 from .errors import Disapproved
-from .executions import Execution, begin_execution
+from .executions import Execution, Limiter, begin_execution
 from .handlers import Handler
-from .limiter import Limiter
 from .log import MAX_TEXT, ConnectionLog
 from .metrics import Metrics
 from .operations import CreditQueue, Outcome

@@ -20,8 +20,8 @@ from levada.transports.maop import Capability
 from .client import ClientActor
 from .config import MAX_TOKEN, PeerConfig, dial_carrier, fit_carrier, listen_carrier
 from .connection import SharedState
+from .executions import Limiter
 from .handlers import Handlers, handler_table
-from .limiter import Limiter
 from .peer import Peer
 from .server import Listener, ListenerActor, ListenerContext
 from .shares import TenantShares

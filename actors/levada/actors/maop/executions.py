@@ -11,26 +11,80 @@ from __future__ import annotations
 
 from collections.abc import Awaitable
 from contextlib import aclosing
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import attrs
 import trio
 
 from levada.actors.pool import Pooled
-from levada.framework import Reason, Ref, handles
+from levada.framework import Actor, Reason, Ref, handles
 from levada.framework.errors import ActorStopped, CarrierError, DecodeError, LocalProtocolError
-from levada.transports.maop import ErrorCode, OperationCancelled, Received
+from levada.transports.maop import ErrorCode, FairQueue, OperationCancelled, Received
 
 from .bodies import BodySource, make_source, quick_source
 from .errors import OperationError, Refuse
 from .handlers import BeforeExecute, Call, Code, Handler, OperationActor, Raised, Reply, StartHandler
-from .limiter import Limiter
 from .tracing import serving
 
 if TYPE_CHECKING:
     from .connection import MaopDriver
 
-__all__ = ["Execution", "begin_execution"]
+__all__ = ["Execution", "Limiter", "begin_execution"]
+
+
+class Limited(Protocol):
+    """An object that waits for a place."""
+
+    def begin(self) -> None:
+        """Use the place; `Limiter.done` gives it back."""
+        ...
+
+
+class Limiter(Actor[Any]):
+    """Bounds how many operations run at once: gives places to jobs by priority class and age. There is one per listener or client.
+
+    Others call it directly: its work is too short for a message. Source: MA-117.
+    """
+
+    max_running: int
+
+    def __attrs_post_init__(self) -> None:
+        self.running = 0
+        """Places in use."""
+        self._queue: FairQueue[Limited] = FairQueue()
+
+    @property
+    def waiting(self) -> int:
+        """Jobs without a place."""
+        return len(self._queue)
+
+    def submit(self, job: Limited, priority: int, size: int) -> None:
+        """Begin a job, now or when its turn comes.
+
+        Args:
+            job: begins when it has a place.
+            priority: 0 (first) to 255.
+            size: the job's cost, see `FairQueue.push`.
+        """
+        if self.running < self.max_running:
+            self.running += 1
+            job.begin()
+        else:
+            self._queue.push(job, priority, size, trio.current_time())
+
+    def withdraw(self, job: Limited) -> bool:
+        """Forget a waiting job; return whether it was waiting."""
+        return self._queue.remove(job)
+
+    def done(self) -> None:
+        """Give a place back, and let the next job begin."""
+        self.running -= 1
+        while self._queue.waiting and self.running < self.max_running:
+            job = self._queue.pop(trio.current_time())
+            if job is None:
+                return
+            self.running += 1
+            job.begin()
 
 
 class ActorCode:
