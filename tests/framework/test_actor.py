@@ -612,7 +612,10 @@ async def test_fields_are_constructor_arguments_and_keywords_come_by_partial(sys
 
 async def test_what_is_no_factory_is_refused(system: ActorSystem) -> None:
     spawn = cast(Any, system.spawn)
-    with pytest.raises(ConfigurationError, match="made int, not an Actor; wrap a plain function with actor"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"made int, not an Actor: a function that takes messages is async, or is wrapped with actor\(\)$",
+    ):
         spawn(lambda: 7)
     with pytest.raises(ConfigurationError, match=r"spawn\(\) got 7, wanted an Actor class or a factory"):
         spawn(7)
@@ -623,6 +626,58 @@ async def test_what_is_no_factory_is_refused(system: ActorSystem) -> None:
     with pytest.raises(TypeError, match="unexpected keyword"):
         spawn(functools.partial(cast(Any, Counter), wrong=1))
     assert system.statistics().spawned == 0
+
+
+async def _takes(m: Add) -> None:
+    raise AssertionError("called")
+
+
+class _Callable:
+    async def __call__(self, m: Add) -> None:
+        raise AssertionError("called")
+
+
+async def _yields(m: Add) -> Any:
+    yield m
+
+
+def _is_plain(m: Add) -> None:
+    raise AssertionError("called")
+
+
+@pytest.mark.parametrize(
+    ("factory", "args", "text"),
+    [
+        (lambda m: None, (), r"<lambda> at .* to make an actor: .* missing 1 .*'m'; a function that takes messages is async, or is wrapped with"),
+        (_is_plain, (), r"_is_plain at .* to make an actor: _is_plain\(\) missing 1 .*'m'; a function that takes messages is async"),
+        (_yields, (Add(1),), "made async_generator, not an Actor: the runtime does not run generators: await instead"),
+        (_Callable(), (Add(1),), "made coroutine, not an Actor: spawn the async function itself, with functools.partial"),
+        (lambda: _takes(Add(1)), (), "made coroutine, not an Actor: spawn the async function itself, with functools.partial"),
+        (functools.partial(_takes, m=Add(1)), (), "_takes takes 1 parameters, wanted one message"),
+    ],
+    ids=["lambda", "function", "generator", "callable", "lambda around", "partial that has the message"],
+)  # fmt: skip
+async def test_a_function_that_cannot_be_an_actor_is_refused_with_the_way_that_works(
+    system: ActorSystem, factory: Any, args: tuple[Any, ...], text: str
+) -> None:
+    with pytest.raises(ConfigurationError, match=text):
+        cast(Any, system.spawn)(factory, *args)
+    assert system.statistics().spawned == 0
+
+
+async def test_a_coroutine_is_refused_and_closed(system: ActorSystem) -> None:
+    with pytest.raises(
+        ConfigurationError, match=r"wanted an Actor class or a factory: spawn\(_takes, …\), without a call$"
+    ):
+        cast(Any, system.spawn)(_takes(Add(1)))
+
+
+async def test_a_type_error_inside_a_factory_is_its_own(system: ActorSystem) -> None:
+    def factory() -> Counter:
+        return Counter(wrong=1)  # type: ignore[call-arg]
+
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        system.spawn(factory)
 
 
 async def test_before_spawn_an_actor_has_no_ref(system: ActorSystem) -> None:
@@ -786,14 +841,15 @@ async def test_a_bound_method_and_a_partial_are_functions_too(system: ActorSyste
         async def take(self, m: Add) -> None:
             self.seen.append(m.n)
 
-        async def take_tagged(self, tag: str, m: Add) -> None:
-            self.seen.append((tag, m.n))
+        async def take_tagged(self, tag: str, m: Add, times: int = 1) -> None:
+            self.seen.append((tag, times * m.n))
 
     sink = Sink()
     system.spawn(sink.take).tell(Add(1))
     system.spawn(functools.partial(sink.take_tagged, "t")).tell(Add(2))
+    system.spawn(functools.partial(sink.take_tagged, "t", times=2)).tell(Add(3))
     await wait_all_tasks_blocked()
-    assert sink.seen == [1, ("t", 2)]
+    assert sink.seen == [1, ("t", 2), ("t", 6)]
 
 
 class Slotted(Actor[Any]):

@@ -18,6 +18,7 @@ from typing import (
     TYPE_CHECKING,
     Any,
     ClassVar,
+    Final,
     Generic,
     TypeVar,
     TypeVarTuple,
@@ -113,14 +114,20 @@ class Actor(Generic[M]):
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)
+        if "__attrs_attrs__" in vars(cls):  # a decorator has made the class anew, with slots
+            raise ConfigurationError(
+                f"{cls.__name__} is an attrs class already, as each actor class is: leave the decorator out"
+            )
         attrs.define(cls, slots=False, eq=False, repr=False)
         check_defaults(cls)
         _check_names(cls)
         cls._table = build_table(cls)
-        for name in ("started", "stopping", "restarting", "undelivered", "unhandled", "run"):
+        for name, arguments in _HOOKS.items():
             if name in vars(cls):
-                refuse_generator(vars(cls)[name], f"{cls.__name__}.{name}")
-                unprotected(vars(cls)[name])
+                hook = vars(cls)[name]
+                refuse_generator(hook, f"{cls.__name__}.{name}")
+                _check_takes(hook, f"{cls.__name__}.{name}", arguments)
+                unprotected(hook)
         cls._is_loop = hasattr(cls, "run")
         run: Any = getattr(cls, "run", None)  # compiled code does not say whether it is async
         if inspect.isfunction(run) and not inspect.iscoroutinefunction(run):
@@ -153,6 +160,10 @@ class Actor(Generic[M]):
             return
         for base in getattr(cls, "__orig_bases__", ()):
             for kind in _promised(base):
+                if isinstance(kind, list | tuple | str) or attrs.has(type(kind)):
+                    raise ConfigurationError(
+                        f"{cls.__name__}: {kind!r} is not a class of messages; several are Actor[A | B]"
+                    )
                 if isinstance(kind, type) and find_handler(kind, cls._table) is None:
                     raise ConfigurationError(
                         f"{cls.__name__} promises to handle {kind.__name__} and has no handler for it"
@@ -267,6 +278,7 @@ class Actor(Generic[M]):
 
         Raises:
             HandleMoved: the handle was sent away before.
+            TypeError: `target` is neither.
             WrongThread: `target` lives in another thread.
         """
         cell = self._here()
@@ -290,7 +302,7 @@ class Actor(Generic[M]):
                 target.add_watcher((cell, tag), ended)  # type: ignore[attr-defined]
                 forget = functools.partial(target.forget_watcher, (cell, tag))  # type: ignore[attr-defined]
             else:
-                forget = target.on_terminated(lambda _, error: ended(error))
+                forget = _handle(target, "watch").on_terminated(lambda _, error: ended(error))
         except BaseException:
             del watched[key]
             raise
@@ -315,13 +327,14 @@ class Actor(Generic[M]):
 
         Raises:
             HandleMoved: the handle was sent away before.
+            TypeError: `target` is neither.
             WrongThread: `target` lives in another thread.
         """
         cell = self._here()
         if isinstance(target, Ref):
             cell.link(target)
         elif ChannelLink.find(cell, target) is None:
-            ChannelLink(cell, target).tie()
+            ChannelLink(cell, _handle(target, "link")).tie()
 
     def unlink(self, target: Any) -> None:
         """Undo `link`; does nothing if there is no link."""
@@ -531,6 +544,32 @@ def _check_names(cls: type) -> None:
             )
 
 
+_HOOKS: Final[dict[str, tuple[str, ...]]] = {
+    "started": (),
+    "stopping": ("reason",),
+    "restarting": ("error", "message"),
+    "undelivered": ("messages",),
+    "unhandled": ("message",),
+    "run": (),
+}
+"""What each hook gets beside self."""
+
+
+def _handle(target: Any, use: str) -> Any:
+    """Return a handle of a channel; raise `TypeError` for anything else."""
+    if not hasattr(target, "on_terminated"):
+        raise TypeError(f"{use}() got {target!r:.100}, wanted a Ref, or a Sender or Receiver of a channel")
+    return target
+
+
+def _check_takes(hook: Any, where: str, arguments: tuple[str, ...]) -> None:
+    if inspect.isfunction(hook):
+        try:
+            inspect.signature(hook, follow_wrapped=False).bind("self", *arguments)
+        except TypeError as error:
+            raise ConfigurationError(f"{where} is called with {', '.join(('self', *arguments))}: {error}") from None
+
+
 def _promised(base: Any) -> list[Any]:
     """List the message classes, and type parameters, that a base class with brackets promises to handle."""
     origin, arguments = get_origin(base), get_args(base)
@@ -572,7 +611,8 @@ def actor(function: Callable[[M], Any]) -> Callable[[], Actor[M]]:
     while isinstance(plain, functools.partial):
         plain = plain.func
     parameters = list(inspect.signature(function).parameters.values())
-    if len(parameters) != 1:
+    by_name = (inspect.Parameter.KEYWORD_ONLY, inspect.Parameter.VAR_KEYWORD)
+    if not parameters or parameters[0].kind in by_name or any(each.default is each.empty for each in parameters[1:]):
         raise ConfigurationError(
             f"{plain.__name__} takes {len(parameters)} parameters, wanted one message: "
             "an actor that has more is a class with fields, and a task that takes more is started with start_soon"

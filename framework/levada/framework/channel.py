@@ -37,6 +37,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar, overload
 
+import attrs
 import trio
 from trio.lowlevel import checkpoint, enable_ki_protection, wait_task_rescheduled
 
@@ -53,6 +54,7 @@ from ._runtime.channel_core import (
 )
 from ._runtime.channel_mailbox import Destination, MailboxFeed
 from ._runtime.tracing import make_core
+from .annotations import expand
 from .errors import (
     ChannelError,
     ConfigurationError,
@@ -709,6 +711,9 @@ def channel(item: Any, *, name: str | None = None) -> tuple[Sender[Any], Receive
             network it tells the codec how to decode.
         name: for logs and errors; the default is the name of the type.
 
+    Raises:
+        ConfigurationError: `item` is a value, not a type.
+
     Example:
         >>> sender, receiver = channel(str)
         >>> sender.send_nowait("first")
@@ -716,6 +721,8 @@ def channel(item: Any, *, name: str | None = None) -> tuple[Sender[Any], Receive
         >>> receiver.receive_nowait(), receiver.state
         ('first', <TerminalState.FINISHED: 'finished'>)
     """
+    if item.__class__ is not type:
+        _check_item(item)
     core = make_core(item, WINDOW, name)
     return Sender(core), Receiver(core)
 
@@ -739,8 +746,17 @@ def oneshot(item: Any, *, name: str | None = None) -> tuple[OneshotSender[Any], 
         >>> answer.receive_nowait()
         7
     """
+    if item.__class__ is not type:
+        _check_item(item)
     core = make_core(item, 1, name)
     return OneshotSender(core), OneshotReceiver(core)
+
+
+def _check_item(item: Any) -> None:
+    """Refuse a value in place of a type. What only typing knows is accepted."""
+    plain = expand(item)
+    if isinstance(plain, str | int | float | bytes | list | tuple | dict) or attrs.has(type(plain)):
+        raise ConfigurationError(f"the channel is of {item!r:.100}, wanted the class of its messages, or an annotation")
 
 
 async def forward(receiver: Receiver[T], sender: Sender[T]) -> TerminalState:

@@ -237,4 +237,5 @@ class RateLimitedLog:
 
     def note(self, message: Any, to: Ref[Any], why: str) -> None:
         """Log that an actor has not got a message."""
-        self.line("%s: %s to %s (%s)", self._what, type(message).__name__, to.path, why, actor=to.path)
+        kind = f"the class {message.__name__}" if isinstance(message, type) else type(message).__name__
+        self.line("%s: %s to %s (%s)", self._what, kind, to.path, why, actor=to.path)

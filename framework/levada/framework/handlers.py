@@ -8,10 +8,11 @@ import sys
 import types
 from abc import ABCMeta
 from collections import abc
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import (
     Any,
     ClassVar,
+    Final,
     Literal,
     Protocol,
     TypeVar,
@@ -30,6 +31,7 @@ from ._runtime.dispatch import RUNTIME_ENTRIES
 from .annotations import expand
 from .errors import ConfigurationError
 from .message import Asks, reply_type
+from .text import text_of
 
 __all__ = [
     "Behaviour", "blocking", "build_table", "find_handler", "flatten", "handles", "refuse_generator", "unprotected",
@@ -75,20 +77,29 @@ def handles(*message_types: Any) -> Any:
     if outer is not None and outer.f_globals is frame.f_globals and outer.f_locals is not outer.f_globals:
         names.update(outer.f_locals)
     names.update(frame.f_locals)
-    if len(message_types) == 1 and inspect.isfunction(message_types[0]):
-        function = message_types[0]
-        setattr(function, _MARK, _Marked((), names))
-        return function
+    above = dict(frame.f_locals) if "__qualname__" in frame.f_locals else {}  # in the body of the class
 
-    def mark(function: F) -> F:
+    def mark(function: F, message_types: tuple[Any, ...] = message_types) -> F:
+        if not hasattr(function, "__code__"):
+            raise _no_method(function, text_of(function, repr))
+        if is_handler(above.get(function.__name__)):
+            raise ConfigurationError(
+                f"{function.__qualname__} is the name of two handlers: the second would replace the first"
+            )
         setattr(function, _MARK, _Marked(message_types, names))
         return function
 
+    if len(message_types) == 1:
+        if inspect.isfunction(message_types[0]):
+            return mark(message_types[0], ())
+        if isinstance(message_types[0], (*_DESCRIPTORS, functools.partial, functools.partialmethod)):
+            raise _no_method(message_types[0], text_of(message_types[0], repr))
     return mark
 
 
 def flatten(annotation: Any) -> list[type]:
     """List the classes in an annotation: the members of a union, the class of a generic alias."""
+    annotation = expand(annotation)
     if get_origin(annotation) in (Union, types.UnionType):
         return [kind for part in get_args(annotation) for kind in flatten(part)]
     if annotation is None:
@@ -145,9 +156,9 @@ def _check_answer(where: str, function: Any, kinds: Sequence[type], names: dict[
         except Exception:  # noqa: BLE001 - a name that is defined later; type checkers know it
             continue
         if not _may_answer(answer, promised):
-            asks = f"Asks[{_text_of(promised)}]"
+            asks = f"Asks[{_shown(promised)}]"
             raise ConfigurationError(
-                f"{where} answers with {_text_of(answer)}, and {kind.__name__} is {asks}: correct one of the two"
+                f"{where} answers with {_shown(answer)}, and {kind.__name__} is {asks}: correct one of the two"
             )
 
 
@@ -192,7 +203,7 @@ def _classes_overlap(one: Any, other: Any) -> bool:
     return issubclass(one, other) or issubclass(other, one) or bool({(one, other), (other, one)} & _WIDER)
 
 
-def _text_of(annotation: Any) -> str:
+def _shown(annotation: Any) -> str:
     return annotation.__qualname__ if type(annotation) is type else str(annotation)
 
 
@@ -209,6 +220,28 @@ def is_handler(function: object) -> bool:
     return hasattr(function, _MARK)
 
 
+_DESCRIPTORS: Final = (staticmethod, classmethod, property, functools.cached_property)
+
+
+def _no_method(found: object, where: str) -> ConfigurationError:
+    return ConfigurationError(
+        f"{where} is a {type(found).__name__}: a handler is a plain method of self and one message"
+    )
+
+
+def _hides(base: type, name: str, value: object, handlers: Iterable[str]) -> ConfigurationError | None:
+    """Return the error for what is no handler, although it looks like one or has the name of one."""
+    if isinstance(value, _DESCRIPTORS):
+        inner = getattr(value, "__func__", None) or getattr(value, "fget", None) or getattr(value, "func", None)
+        if is_handler(inner) or name in handlers:
+            return _no_method(value, f"{base.__name__}.{name}")
+    elif name in handlers and not callable(value):
+        return ConfigurationError(
+            f"{base.__name__}.{name} hides the handler of that name of a base: give it another name"
+        )
+    return None
+
+
 def build_table(cls: type) -> dict[Any, Any]:
     """Collect the handlers of a class and its bases; a subclass's handler replaces its base's."""
     table: dict[Any, Any] = {}
@@ -216,6 +249,8 @@ def build_table(cls: type) -> dict[Any, Any]:
     for base in reversed(cls.__mro__):
         here: dict[Any, str] = {}
         for name, function in list(vars(base).items()):
+            if (hidden := _hides(base, name, function, names.values())) is not None:
+                raise hidden
             if not is_handler(function):
                 # A method that overrides a base's handler handles the same class of messages.
                 for kind, known in names.items():
@@ -235,6 +270,11 @@ def build_table(cls: type) -> dict[Any, Any]:
             if known in here.values() and kind not in here:
                 raise ConfigurationError(
                     f"{base.__name__}.{known} replaces the handler of {kind.__name__} and does not handle it: give it another name"
+                )
+        for field in vars(base).get("__attrs_attrs__", ()):
+            if field.name in names.values() and not field.inherited:
+                raise ConfigurationError(
+                    f"{base.__name__}.{field.name} is a field, and hides the handler of that name: rename one"
                 )
         names.update(here)
     # Under None: the sync handlers, which an ask may call inline.
@@ -269,6 +309,8 @@ def blocking(function: Callable[[Any, M], R]) -> Callable[[Any, M], Awaitable[R]
     actor waits for it.
     """
     refuse_generator(function, function.__qualname__)
+    if inspect.iscoroutinefunction(function):
+        raise ConfigurationError(f"{function.__qualname__} is async, and waits without a thread: leave @blocking out")
 
     @functools.wraps(function)
     async def in_thread(self: Any, message: M) -> R:

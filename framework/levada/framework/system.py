@@ -140,6 +140,8 @@ class ActorSystem:
         seed: int | None = None,
         tracing: Tracing | None = None,
     ) -> None:
+        if not isinstance(name, str):
+            raise ConfigurationError(f"the name of a system is {name!r}, wanted text")
         for setting, value in (
             ("shutdown_timeout", shutdown_timeout),
             ("stop_timeout", stop_timeout),
@@ -407,10 +409,14 @@ class ActorSystem:
             raise ActorStopped(f"{parent.path} is ending: it spawns no more", actor=parent.path, reason=SHUTDOWN)
         if not isinstance(factory, type):
             factory = _as_factory(factory)
-        actor = factory(*args)
+        try:
+            actor = factory(*args)
+        except TypeError as error:
+            if error.__traceback__ is not None and error.__traceback__.tb_next is None and inspect.isroutine(factory):
+                raise ConfigurationError(f"spawn() called {factory!r} to make an actor: {error}; {_CURE}") from error
+            raise
         if not isinstance(actor, Actor):
-            made = f"{type(actor).__name__}, not an Actor"
-            raise ConfigurationError(f"{factory!r} made {made}; wrap a plain function with actor()")
+            raise _no_actor(factory, actor)
         if supervise != "stop" and supervise != "escalate" and not isinstance(supervise, RestartPolicy):
             raise ConfigurationError(f"supervise is {supervise!r}, wanted 'stop', 'escalate' or restart(…)")
         return self.install(parent, actor, factory, args, name, mailbox, supervise)
@@ -560,14 +566,33 @@ async def _wait_patiently(event: trio.Event) -> KeyboardInterrupt | None:
     return interrupt
 
 
+_CURE: Final = "a function that takes messages is async, or is wrapped with actor()"
+
+
 def _as_factory(factory: Callable[..., Any]) -> Callable[..., Any]:
     """Turn an async function of one message into an actor class."""
     if inspect.iscoroutinefunction(factory):
         return function_actor(factory)
     if not callable(factory):
-        hint = f": spawn({type(factory).__name__}, …)" if isinstance(factory, Actor) else ""
+        hint = ""
+        if isinstance(factory, Actor):
+            hint = f": spawn({type(factory).__name__}, …)"
+        elif inspect.iscoroutine(factory):
+            factory.close()
+            hint = f": spawn({factory.__name__}, …), without a call"
         raise ConfigurationError(f"spawn() got {factory!r}, wanted an Actor class or a factory{hint}")
     return factory
+
+
+def _no_actor(factory: Any, made: Any) -> ConfigurationError:
+    """Make the error for a factory that has made something else."""
+    cure = "derive the class from Actor" if isinstance(factory, type) else _CURE
+    if inspect.iscoroutine(made):  # of an object with an async ``__call__``, or of a lambda around an async function
+        made.close()
+        cure = "spawn the async function itself, with functools.partial for arguments"
+    elif inspect.isasyncgen(made) or inspect.isgenerator(made):
+        cure = "the runtime does not run generators: await instead, and send several values by a channel"
+    return ConfigurationError(f"{factory!r} made {type(made).__name__}, not an Actor: {cure}")
 
 
 class ThreadInbox:
