@@ -653,6 +653,32 @@ async def test_nor_does_one_whose_failure_is_in_a_kept_log_record(
     assert [each() for each in watched] == [None] * 3
 
 
+@pytest.mark.parametrize(
+    ("hook", "supervise"), [("stopping", "stop"), ("undelivered", "stop"), ("restarting", restart())]
+)
+async def test_nor_does_one_whose_hook_fails_too(
+    system: ActorSystem, no_collector: None, caplog: pytest.LogCaptureFixture, hook: str, supervise: Any
+) -> None:
+    """The frames that called the hook had the message of the handler."""
+
+    def fails(self: Any, *arguments: Any) -> None:
+        raise LookupError("on purpose, too")
+
+    hooked: Any = type("Hooked", (Source,), {hook: fails, "__module__": __name__})
+    ref = system.spawn(hooked, supervise=supervise)
+    blob = Blob()
+    watched = weakref.ref(blob)
+    ref.tell(AskToFail(blob))
+    ref.tell(AskToFail(blob))
+    del blob
+    await wait_all_tasks_blocked()
+    assert [type(record.exc_info[1]).__name__ for record in caplog.records if record.exc_info] == (
+        ["ValueError", "LookupError"] * (2 if hook == "restarting" else 1)
+    )
+    assert "in fails" in (caplog.records[1].exc_text or "")
+    assert watched() is None
+
+
 async def test_nor_does_one_that_failed_in_a_thread(
     system: ActorSystem, no_collector: None, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -12,14 +12,15 @@ import traceback
 from collections.abc import Callable
 from contextlib import suppress
 from hashlib import blake2b
+from types import TracebackType
 from typing import Final, TypeAlias
 
 import attrs
 import trio
 
-from ._runtime.remains import drop_frames
+from ._runtime.remains import drop_frames, without_frames
 from .platform import PLATFORM
-from .text import exc_info, printable
+from .text import printable
 
 __all__ = ["FailureLog"]
 
@@ -70,7 +71,7 @@ class FailureLog:
         """
         more = self._note(_cause(error, text))
         shown = "" if more is None else _traceback(error)
-        drop_frames(error)  # first, since handlers may keep the record
+        drop_frames(error)
         if more is not None:
             _write(logger, error, shown, text + more, arguments, extra)
 
@@ -129,10 +130,15 @@ def _write(
         return
     file, line, function, _ = logger.findCaller(stacklevel=3)
     record = logger.makeRecord(
-        logger.name, logging.ERROR, file, line, text, arguments, exc_info(error), function, extra
+        logger.name, logging.ERROR, file, line, text, arguments, _frameless(error), function, extra
     )
     record.exc_text = shown  # which formatters take instead of their own
     logger.handle(record)
+
+
+def _frameless(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
+    """Return an exception for a record, which handlers may keep. A frame that is cleared later still has its callers' messages."""
+    return type(error), error, without_frames(error.__traceback__)
 
 
 def _traceback(error: BaseException) -> str:

@@ -701,7 +701,6 @@ class Lifecycle:
                 self._call(cell, actor.undelivered, left)
             except BaseException as error:
                 self._report(cell, error, None)
-                left.clear()  # the frames in the log's record have them
         else:
             for message in left:
                 self._system.dead_letter(message, cell, "stopped")

@@ -24,7 +24,7 @@ from levada.framework.text import error_text
 
 from .channel_core import handles_in, may_hold
 
-__all__ = ["describe_end", "drop_frames", "end_handles", "open_handles"]
+__all__ = ["describe_end", "drop_frames", "end_handles", "open_handles", "without_frames"]
 
 
 def end_handles(actor: Any, reason: Reason) -> None:
@@ -58,7 +58,7 @@ def drop_frames(error: BaseException) -> None:
     """Remove the frames from the tracebacks of an error, its causes and its contexts, and keep the lines.
 
     This takes two steps.  A cleared frame still refers to its caller, so the error of an ask would keep the asker's variables: the traceback
-    is rebuilt from frames without callers.  Log records may keep the old traceback, so its frames are cleared too.
+    is rebuilt from frames without callers.  Code that has caught the error may keep the old traceback, so its frames are cleared too.
     """
     todo: list[BaseException | None] = [error]
     seen: set[int] = set()
@@ -72,7 +72,7 @@ def drop_frames(error: BaseException) -> None:
             todo += one.exceptions
         if one.__traceback__ is not None and one.__traceback__.tb_frame.f_globals is not _NOWHERE:
             old = one.__traceback__
-            BaseException.with_traceback(one, _without_frames(old))  # an assignment fails on a frozen dataclass
+            BaseException.with_traceback(one, without_frames(old))  # an assignment fails on a frozen dataclass
             for frame, _ in walk_tb(old):
                 _clear(frame)
 
@@ -90,7 +90,7 @@ _YIELD = dis.opmap["YIELD_VALUE"]
 _GENERATES = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 _NOWHERE: dict[str, Any] = {}
-"""The globals of all frames made by `_without_frames`."""
+"""The globals of all frames made by `without_frames`."""
 
 
 def _nothing() -> Iterator[None]:
@@ -108,10 +108,10 @@ def _name_only(code: types.CodeType) -> types.CodeType:
     )
 
 
-def _without_frames(traceback: types.TracebackType) -> types.TracebackType | None:
+def without_frames(traceback: types.TracebackType | None) -> types.TracebackType | None:
     """Make a traceback with the same lines from empty frames: frames of generators that never run."""
     entries: list[types.TracebackType] = []
-    entry: types.TracebackType | None = traceback
+    entry = traceback
     while entry is not None:
         entries.append(entry)
         entry = entry.tb_next
