@@ -47,6 +47,7 @@ def test_not_a_duration(text: str) -> None:
         ),
         (["call", "maop://host:1", "--date", "x"], "error: unrecognized arguments: --date x; is it --data?\n"),
         (["serve", "desk:app", "--nods=2"], "error: unrecognized arguments: --nods=2; is it --nodes?\n"),
+        (["demo", "--out", "x"], "error: unrecognized arguments: --out x; `levada demo --help` lists the options\n"),
         (["serve", "desk:app", "--help-me"], "error: unrecognized arguments: --help-me; is it --help?\n"),
         (["top", "PATH", "-x"], "levada top: error: unrecognized arguments: -x\n"),
         (["servr"], "'token', 'completion'); is it 'serve'?\n"),

@@ -269,7 +269,7 @@ def test_mistakes(call: Call, arguments: list[str], complaint: str) -> None:
 def test_a_url_of_an_unknown_carrier_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["call", "aqueduct+smoke://127.0.0.1:9"]) == 2
     assert capsys.readouterr().err.startswith(
-        "levada: no carrier for 'smoke://127.0.0.1:9': its scheme must be one of "
+        "levada: no carrier for 'aqueduct+smoke://127.0.0.1:9': the carrier is one of "
     )
 
 

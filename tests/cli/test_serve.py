@@ -540,6 +540,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "'./shop/desk.py:main' names a file, wanted its module and the app in it: shop.desk:main",
         ),
         (["shop/desk:app"], "'shop/desk:app' names a file, wanted its module and the app in it: shop.desk:app"),
+        (["apps_for_serve:app", "--nodes", "2", "--fence", "."], "cannot use the fence .: Is a directory"),
         (["apps_for_serve:app", "--fence", "f"], "--fence needs --nodes: one process has no others that outlive it"),
         (["no_such_module:app"], "no module named 'no_such_module' in "),
         (["levada.no_such:app"], "no module named 'levada.no_such' in "),
@@ -564,7 +565,11 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["apps_for_serve:app", "--url", "x://y"], "apps_for_serve:app is an app, which has its own URLs"),
         (["apps_for_serve:managed", "--url", "x://y"], "apps_for_serve:managed is an app, which has its own URLs"),
         (["apps_for_serve:number", "--url", "x://y"], "apps_for_serve:number is not a handler"),
-        (["apps_for_serve:handler", "--url", "http://x:1"], "no protocol for 'http://x:1': expected aqueduct://"),
+        (
+            ["apps_for_serve:handler", "--url", "http://x:1"],
+            "no protocol for 'http://x:1': expected aqueduct://host:port, rsocket+tcp://host:port, reactivesocket+tcp://host:port, "
+            "lumberjack://host:port, or a scheme of an installed package",
+        ),
         (["apps_for_serve:handler", "--url", "maop://x:1"], "a single handler cannot serve maop://: write an app"),
         (["apps_for_serve:handler", "--url", "aqueduct+memory://desk"], "handler must say which messages clients may"),
         (["apps_for_serve:handler", "--url", "aqueduct://127.0.0.1:0"], "aqueduct://127.0.0.1:0 needs --cert FILE"),
@@ -585,7 +590,10 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             "cannot read the tokens in no-such-file",
         ),
         (["apps_for_serve:app", "--tokens", "t"], "--tokens goes with --url"),
-        (["apps_for_serve:handler", "--url", "rsocket+tcp://203.0.113.1:1"], "cannot listen at"),
+        (
+            ["apps_for_serve:handler", "--url", "rsocket+tcp://203.0.113.1:1"],
+            "cannot listen at rsocket+tcp://203.0.113.1:1: ",
+        ),
         (["apps_for_serve:app", "--health", "203.0.113.1:1"], "cannot listen at 203.0.113.1:1"),
         (["apps_for_serve:app", "--dashboard", "203.0.113.1:1"], "--dashboard listens at addresses of this machine"),
     ],

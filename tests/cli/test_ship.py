@@ -295,6 +295,10 @@ async def test_ctrl_c_ends_in_order_and_says_what_is_missing(tmp_path: Path) -> 
     ("argv", "message"),
     [
         (["ship", "/nowhere/*.log", "--to", "lumberjack://a:1", "--once"], "no file to ship: /nowhere/*.log"),
+        (
+            ["ship", "/", "--to", "lumberjack://a:1", "--once"],
+            "no file to ship: /; a folder is shipped as FOLDER/*",
+        ),
         (["ship", __file__, "--to", "http://a:1"], "expected lumberjack://host:port"),
         (["ship", __file__, "--to", "lumberjack://a:1", "--multiline", "["], "'[' is not a regular expression"),
         (["ship", __file__, "--to", "lumberjack+tls://a:1", "--ca", "/nowhere.pem"], "cannot use the certificates"),

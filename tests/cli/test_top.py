@@ -175,9 +175,10 @@ async def test_a_reader_that_goes_away_ends_it_quietly(console: str) -> None:
     assert await process.wait() == 0
 
 
-def test_no_program(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("options", [[], ["--once"], ["--json"], ["--web"]], ids=str)
+def test_no_program(options: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     path = str(tmp_path / "c")
-    assert cli.main(["top", path]) == 2
+    assert cli.main(["top", path, *options]) == 2
     out, err = capsys.readouterr()
     assert (out, err) == (
         "",

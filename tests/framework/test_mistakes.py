@@ -183,7 +183,7 @@ def _of_a_value() -> None:
 
 
 def _of_a_list() -> None:
-    class Wrong(Actor[[str, int]]):  # type: ignore[type-var, misc, valid-type]
+    class Wrong(Actor[[str, int]]):  # type: ignore[valid-type]
         pass
 
 
@@ -198,11 +198,11 @@ async def _loop(self: Any, first: int) -> None:
 def _one_name_twice() -> None:
     class Wrong(Actor[Any]):
         @handles
-        def text(self, m: str) -> None:
+        def text(self, m: str) -> None:  # pyright: ignore[reportRedeclaration]
             raise AssertionError("called")
 
-        @handles(int)
-        def text(self, m: int) -> None:  # type: ignore[no-redef]  # noqa: F811
+        @handles(int)  # type: ignore[no-redef]
+        def text(self, m: int) -> None:  # noqa: F811
             raise AssertionError("called")
 
 

@@ -11,7 +11,7 @@ A protocol is imported when it is first used.
 from __future__ import annotations
 
 import argparse
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractAsyncContextManager
 from typing import TYPE_CHECKING, Any, Final
 from typing import Protocol as Contract
@@ -264,8 +264,12 @@ def known(schemes: Iterable[str] = ()) -> list[Protocol]:
     return [protocol for scheme in _PROTOCOLS if (protocol := find(scheme)) is not None]
 
 
-def of_url(url: str) -> tuple[Protocol, str]:
+def of_url(url: str, can: Callable[[Protocol], bool] = lambda _: True) -> tuple[Protocol, str]:
     """Return the protocol of a URL, and the scheme of its carrier.
+
+    Args:
+        url: the user's URL.
+        can: whether a protocol can do what is wanted; an error names only these.
 
     Raises:
         ConfigurationError: the URL has no known protocol, or the protocol cannot be loaded.
@@ -278,7 +282,7 @@ def of_url(url: str) -> tuple[Protocol, str]:
     scheme, _, carrier = name.partition("+")
     protocol = find(scheme) if separator else None
     if protocol is None:
-        examples = ", ".join(protocol.example for protocol in known())
+        examples = ", ".join(protocol.example for protocol in known() if can(protocol))
         raise ConfigurationError(
             f"no protocol for {url!r}: expected {examples}, or a scheme of an installed package (entry point group levada.protocols)"
             f"{_PROTOCOLS.hint(scheme)}"

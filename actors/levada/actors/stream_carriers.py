@@ -16,11 +16,16 @@ scheme            carrier
 
 from __future__ import annotations
 
-from typing import Final
+import re
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
+from typing import Final, TypeVar
 
-from levada.framework.errors import ConfigurationError
+from levada.framework.errors import CarrierError, ConfigurationError, LevadaError
 
-__all__ = ["carrier_of", "carrier_url", "url_of"]
+__all__ = ["as_written", "carrier_of", "carrier_url", "name_as_written", "url_of"]
+
+T = TypeVar("T")
 
 _QMUX: Final = {name: f"qmux+{name}" for name in ("tls", "tcp", "unix", "ws", "wss")}
 _NAMES: Final = {"quic": "", **{carrier: name for name, carrier in _QMUX.items()}}
@@ -64,3 +69,37 @@ def url_of(protocol: str, carrier_url: str) -> str:
     carrier, _, rest = carrier_url.partition("://")
     name = _NAMES.get(carrier, carrier)
     return f"{protocol}{'+' if name else ''}{name}://{rest}"
+
+
+@asynccontextmanager
+async def as_written(
+    url: str, carrier_url: str, opens: Callable[[], AbstractAsyncContextManager[T]]
+) -> AsyncIterator[T]:
+    """Open a carrier; its errors while it opens name the URL as the user wrote it.
+
+    Args:
+        url: the user's.
+        carrier_url: the carrier's.
+        opens: dials, or listens.
+    """
+    async with AsyncExitStack() as stack:
+        try:
+            opened = await stack.enter_async_context(opens())
+        except (CarrierError, ConfigurationError) as error:
+            name_as_written(error, url, carrier_url)
+            raise
+        yield opened
+
+
+def name_as_written(error: LevadaError, url: str, carrier_url: str) -> None:
+    """Write the user's URL in place of the carrier's into an error.
+
+    Example:
+        >>> error = ConfigurationError("there is no port in 'tls://h': expected tls://host:port")
+        >>> name_as_written(error, "maop+tls://h", "qmux+tls://h")
+        >>> print(error)
+        there is no port in 'maop+tls://h': expected maop+tls://host:port
+    """
+    written, carrier = (each.partition("://")[0] for each in (url, carrier_url))
+    below = re.escape(carrier.removeprefix("qmux+"))  # the carrier of QMux knows only its own URL
+    error.detail = re.sub(rf"(?<![\w+])(?:qmux\+)?{below}://", f"{written}://", error.detail)

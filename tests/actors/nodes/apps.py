@@ -296,6 +296,11 @@ async def talks(system: ActorSystem) -> AsyncIterator[None]:
     print("x" * 100_000, file=sys.stderr)
     logging.getLogger("shop").warning("stock is low")
     logging.getLogger("shop").error("two\nlines")
+    try:
+        raise ValueError("no price\x1e2000-01-01 forged")
+    except ValueError:
+        logging.getLogger("shop").exception("failed")
+    logging.getLogger("shop").error("%s", "\n".join(map(str, range(300))))
     sys.stdout.write("no end of line")
     sys.stdout.flush()
     yield

@@ -178,10 +178,15 @@ async def test_lines_of_a_node_are_logged_whole_with_its_name(caplog: pytest.Log
     seen = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "levada.actors.nodes.output"]
     assert ("INFO", "n0: plain \\x1b[31m text") in seen
     assert ("WARNING", "n0: shop: stock is low") in seen
-    assert [text for level, text in seen if level == "ERROR"] == ["n0: shop: two", "n0: lines"]
+    two, traceback, many = [text.split("\n    ") for level, text in seen if level == "ERROR"]
+    assert two == ["n0: shop: two", "lines"]
+    assert traceback[:2] == ["n0: shop: failed", "Traceback (most recent call last):"]
+    assert traceback[-2:] == ["ValueError: no price", "2000-01-01 forged"]
+    assert not any("\n" in line for line in traceback)
+    assert many == ["n0: shop: 0", *map(str, range(1, 100)), "… 100 lines …", *map(str, range(200, 300))]
     assert ("INFO", "n0: no end of line") in seen
     (long,) = [text for _, text in seen if "xxx" in text]
-    assert long.endswith("x (83616 bytes more)")
+    assert long.endswith("x (34464 bytes more)")
 
 
 async def test_a_program_that_ends_before_its_hello_is_an_error_with_its_last_lines(
@@ -240,7 +245,9 @@ async def test_an_actor_that_calls_exit_ends_its_node_with_that_code_and_a_line_
         assert isinstance(event.reason, Failed)
         assert isinstance(event.reason.error, NodeLost)
         assert event.reason.error.exit_code == 4
-    assert "n0: levada.actors.nodes: ended by an actor: SystemExit: 4" in [r.getMessage() for r in caplog.records]
+        assert "ended by an actor: SystemExit: 4 … SystemExit: 4" in str(event.reason.error)
+    (record,) = [r for r in caplog.records if "ended by an actor" in r.getMessage() and r.levelname == "ERROR"]
+    assert record.getMessage().startswith("n0: levada.actors.nodes: ended by an actor: SystemExit: 4\n    Traceback")
 
 
 @pytest.mark.parametrize("quits", [Quit(4), Quit(0), QuitInATask(4)], ids=str)

@@ -656,7 +656,9 @@ def test_both_clients_refuse_the_same_urls(url: str, carrier: object) -> None:
 
 
 def test_what_cannot_work(tmp_path: Path) -> None:
-    with pytest.raises(ConfigurationError, match="a blocking client has no carrier quic://") as caught:
+    with pytest.raises(
+        ConfigurationError, match=r"a blocking client has no carrier rsocket\+quic://, wanted one of tcp, tls, unix$"
+    ) as caught:
         connect("rsocket+quic://me:secret@127.0.0.1:1")
     assert "secret" not in str(caught.value)
     with pytest.raises(ConfigurationError, match="neither"):

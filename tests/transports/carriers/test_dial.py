@@ -162,5 +162,7 @@ def test_a_program_registers_a_carrier() -> None:
 
 
 def test_an_unknown_scheme_says_where_others_come_from() -> None:
-    with pytest.raises(ConfigurationError, match=r"must be one of memory, tcp, .*entry point group levada.carriers"):
+    with pytest.raises(
+        ConfigurationError, match=r"the carrier is one of memory, tcp, .*entry point group levada.carriers"
+    ):
         dial("vsock://3:7000")

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, Final, Literal
 
 import attrs
 from attrs import validators as v
 
 from levada.actors.fallback import dial_either, fallback_of, over_tls
-from levada.actors.stream_carriers import carrier_url
+from levada.actors.stream_carriers import as_written, carrier_url
 from levada.framework import Codec
 from levada.framework.errors import ConfigurationError
 from levada.transports.aqueduct import ALPN, QMUX_ALPN, AqueductConfig, Headers
@@ -76,6 +77,10 @@ class PeerConfig:
 def dial_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
     """Connect to an ``aqueduct://`` URL. Source: AQ-14."""
     carrier = carrier_url("aqueduct", url)
+    return as_written(url, carrier, partial(_dial, carrier, config))
+
+
+def _dial(carrier: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
     settings = fit(carrier, config, client=True)
     if config.fallback is not None:
         if config.early:
@@ -100,7 +105,7 @@ def dial_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[An
 def listen_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
     """Listen at an ``aqueduct://`` URL. Source: AQ-14."""
     carrier = carrier_url("aqueduct", url)
-    return listen(carrier, fit(carrier, config, client=False))
+    return as_written(url, carrier, lambda: listen(carrier, fit(carrier, config, client=False)))
 
 
 def fit(url: str, config: PeerConfig, *, client: bool) -> Any:

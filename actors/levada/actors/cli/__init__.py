@@ -52,7 +52,7 @@ class _Parser(argparse.ArgumentParser):
     def _hint(self, unknown: Sequence[str]) -> str:
         """Return the option that the first unknown one resembles, for the error."""
         wrong = next((word.partition("=")[0] for word in unknown if word.startswith("--")), "")
-        near = difflib.get_close_matches(wrong, self._option_string_actions, 1, 0.7)
+        near = difflib.get_close_matches(wrong, self._option_string_actions, 1, 0.75)
         return f"; is it {near[0]}?" if near else f"; `{self.prog} --help` lists the options" if wrong else ""
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:

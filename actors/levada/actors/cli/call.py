@@ -80,7 +80,7 @@ def _named_in(words: tuple[str, ...]) -> protocols.Protocol | None:
 
 def run(args: argparse.Namespace) -> int:
     """Send the request; return 1 if it failed."""
-    protocol, _ = protocols.of_url(args.url)
+    protocol, _ = protocols.of_url(args.url, _calls)
     if not _calls(protocol):
         instead = ": `levada ship` sends lines" if protocol.scheme == "lumberjack" else ""
         raise ConfigurationError(f"{protocol.scheme}:// takes no calls{instead}")

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import trio
 
+from levada.actors.console import connect_console
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
@@ -129,5 +130,9 @@ async def _serve(args: argparse.Namespace) -> None:
         key_file=args.key_file,
     )
     async with serve_console_dashboard(args.path, config) as dashboard:
+        async with connect_console(
+            args.path
+        ):  # the browser would only say that the program is away, as it does while one restarts
+            pass
         print(f"open {dashboard.login_url()}\nThe address works for one login; Ctrl-C ends the dashboard.", flush=True)
         await trio.sleep_forever()

@@ -241,7 +241,7 @@ def handler(system: ActorSystem) -> AbstractAsyncContextManager[Any]:
 
 def _check(url: str, args: argparse.Namespace, tls: TlsConfig | None) -> None:
     """Raise `ConfigurationError` for a URL that cannot be served with these arguments."""
-    protocol, carrier = protocols.of_url(url)
+    protocol, carrier = protocols.of_url(url, lambda protocol: protocol.serve is not None)
     if protocol.serve is None:
         raise ConfigurationError(f"a single handler cannot serve {protocol.scheme}://: write an app")
     if carrier in protocols.SECURE:

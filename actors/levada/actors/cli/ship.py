@@ -124,7 +124,7 @@ async def _ship(args: argparse.Namespace) -> int:
     )
     nothing = [pattern for pattern in args.files if not find_files([pattern], follow.exclude)]
     if args.once and nothing == args.files:
-        raise ConfigurationError(f"no file to ship: {' '.join(nothing)}")
+        raise ConfigurationError(f"no file to ship: {' '.join(nothing)}; a folder is shipped as FOLDER/*")
     for pattern in nothing:
         print(f"levada: no file to ship yet: {printable(pattern)}", file=sys.stderr, flush=True)
     hosts = HostConfig(

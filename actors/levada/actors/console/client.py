@@ -117,7 +117,9 @@ async def connect_console(path: str | os.PathLike[str], *, timeout: float = 5.0)
             f"there is no socket {path}: a program makes one with serve_console(system, {path!r})"
         ) from None
     except ConnectionRefusedError:
-        raise CarrierError(f"no program listens at {path}: the one that made the socket has ended") from None
+        raise CarrierError(
+            f"no program listens at {path}: the one that made the socket has ended, or it is another kind of file"
+        ) from None
     except (OSError, ValueError) as error:
         raise CarrierError(f"cannot connect to {path}: {getattr(error, 'strerror', None) or error}") from error
     async with stream:

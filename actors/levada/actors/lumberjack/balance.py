@@ -5,12 +5,14 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, Literal, cast
 from urllib.parse import urlsplit
 
 import attrs
 from attrs import validators as v
 
+from levada.actors.stream_carriers import as_written
 from levada.framework.errors import ConfigurationError
 from levada.framework.supervision import doubled
 from levada.transports.carriers import ByteStream, MemoryConfig, TcpConfig, TlsConfig, dial
@@ -53,7 +55,7 @@ class Target:
 
     def dial(self) -> AbstractAsyncContextManager[ByteStream]:
         """Connect. Each call resolves the name again (LJ-58)."""
-        return cast("AbstractAsyncContextManager[ByteStream]", dial(self.carrier_url, cast("Any", self.config)))
+        return as_written(self.url, self.carrier_url, partial(dial, self.carrier_url, cast("Any", self.config)))
 
 
 def targets(urls: str | Sequence[str], hosts: HostConfig) -> list[Target]:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import random
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, Final, Literal
 
 import attrs
 from attrs import validators as v
 
 from levada.actors.fallback import dial_either, fallback_of, over_tls
-from levada.actors.stream_carriers import carrier_url
+from levada.actors.stream_carriers import as_written, carrier_url
 from levada.framework import Codec
 from levada.framework.supervision import doubled
 from levada.transports.carriers import MemoryConfig, dial, listen
@@ -92,6 +93,10 @@ def fit_carrier(url: str, config: PeerConfig) -> PeerConfig:
 def dial_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
     """Connect to a ``maop://`` URL. Source: MA-1."""
     carrier = carrier_url("maop", url)
+    return as_written(url, carrier, partial(_dial, carrier, config))
+
+
+def _dial(carrier: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
     if config.fallback is None:
         return dial(carrier, config.carrier)
     tls = _fit("qmux+tls:", attrs.evolve(config, carrier=over_tls(config.carrier)))
@@ -100,7 +105,8 @@ def dial_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[An
 
 def listen_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
     """Listen at a ``maop://`` URL. Source: MA-1."""
-    return listen(carrier_url("maop", url), config.carrier)
+    carrier = carrier_url("maop", url)
+    return as_written(url, carrier, partial(listen, carrier, config.carrier))
 
 
 def _fit(url: str, config: PeerConfig) -> Any:

@@ -24,7 +24,7 @@ from levada.transports.carriers.sockets import ListeningAddress, ListeningSocket
 from levada.transports.qmux import dial_over
 
 from .heartbeat import ORPHANED, Heart, exit_within
-from .messages import NodeLost, Welcome
+from .messages import LINE_END, NodeLost, Welcome
 from .node_side import run_node
 from .nodes import TO_DRIVER
 from .tracing import made_by
@@ -32,18 +32,22 @@ from .tracing import made_by
 __all__ = ["main"]
 
 _LEVELS = ((logging.ERROR, "<3>"), (logging.WARNING, "<4>"), (logging.INFO, "<6>"))
-
+_ENDS: Final = 100
+"""Lines of a record's begin and of its end that are sent. A traceback through two functions that call each other has thousands."""
 
 _NOTICED_WITHIN: Final = 1.0
 """Seconds in which the heart notices the end of a driver too, once the connection has."""
 
 
 class _Marked(logging.Formatter):
-    """Begins each line with its level, as syslog does, so that the driver logs it with the same level."""
+    """Writes each record as one line that begins with its level, as in syslog, so that the driver logs one record of that level."""
 
     def format(self, record: logging.LogRecord) -> str:
         mark = next((mark for level, mark in _LEVELS if record.levelno >= level), "<7>")
-        return "\n".join(mark + line for line in super().format(record).splitlines())
+        lines = super().format(record).splitlines()
+        if len(lines) > 2 * _ENDS:
+            lines[_ENDS:-_ENDS] = [f"… {len(lines) - 2 * _ENDS} lines …"]
+        return mark + LINE_END.join(lines)
 
 
 class _Process:

@@ -40,13 +40,15 @@ async def fenced(path: str | None, patience: float) -> AsyncIterator[int | None]
         The open file, for child processes: the lock lasts until all of them have ended, too.
 
     Raises:
-        ConfigurationError: the processes of another fleet still have the lock.
-        OSError: the file cannot be opened.
+        ConfigurationError: the processes of another fleet still have the lock, or the file cannot be opened.
     """
     if path is None:
         yield None
         return
-    number = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    try:
+        number = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except (OSError, ValueError) as error:
+        raise ConfigurationError(f"cannot use the fence {path}: {getattr(error, 'strerror', None) or error}") from error
     try:
         if not _locked(number):
             logger.warning("waiting for the processes of another fleet to end, which have the fence %s", path)

@@ -34,7 +34,7 @@ from .fence import fenced
 from .fleet import Fleet
 from .heartbeat import Beats, Pulse
 from .launched import LaunchedProcesses
-from .messages import NodeLost
+from .messages import LINE_END, NodeLost
 from .node import Run, how_it_ended
 from .nodes import QMUX, Nodes
 from .settings import NodeSettings
@@ -44,9 +44,10 @@ __all__ = ["ChildProcesses", "local_nodes"]
 
 logger = logging.getLogger("levada.actors.nodes")
 output = logging.getLogger("levada.actors.nodes.output")
-"""Gets the lines that nodes write. A record's ``node`` and ``stream`` (``stdout`` or ``stderr``) say where a line is from."""
+"""Gets what nodes write: a record for each line, and for each of their own records, which may have several lines. A record's ``node`` and
+``stream`` (``stdout`` or ``stderr``) say where it is from."""
 
-_LINE: Final = 16 * 1024  # bytes of a line that are logged; the rest of it is dropped
+_LINE: Final = 64 * 1024  # bytes of a line that are logged; the rest of it is dropped
 _KEPT: Final = 5  # lines of stderr that errors show
 _LEVEL: Final = re.compile(rb"<([3-7])>")  # as in syslog; written by `levada.actors.nodes.__main__`
 _LEVELS: Final = {b"3": logging.ERROR, b"4": logging.WARNING, b"6": logging.INFO, b"7": logging.DEBUG}
@@ -82,9 +83,9 @@ async def local_nodes(
 
     Raises:
         ConfigurationError: the system has no Unix sockets, the app cannot be imported elsewhere, a name is taken, or another fleet has the
-            `NodeSettings.fence`.
+            `NodeSettings.fence`, or that file cannot be opened.
         NodeLost: a node could not start; the text says why, and a note has its traceback.
-        OSError: the folder for the nodes' sockets cannot be made, or the fence cannot be opened.
+        OSError: the folder for the nodes' sockets cannot be made.
 
     Example:
         ::
@@ -284,7 +285,7 @@ class Child:
 
 
 class Lines:
-    """Logs the lines from a pipe, each with the node's name and cut to `_LINE` bytes.
+    """Logs the lines from a pipe, each with the node's name and cut to `_LINE` bytes. A node's record of several lines is one line here.
 
     Args:
         number: the pipe's file descriptor, which does not block.
@@ -327,18 +328,20 @@ class Lines:
     def finish(self) -> None:
         """Log the line that was read so far."""
         line, dropped, self._begun, self._dropped = self._begun, self._dropped, b"", 0
-        level = self._level
+        level, parts = self._level, [line]
         if (found := _LEVEL.match(line)) is not None:
-            level, line = _LEVELS.get(found[1], level), line[found.end() :]
-        if not line.strip():
+            level, parts = _LEVELS.get(found[1], level), line[found.end() :].split(LINE_END.encode())
+        lines = [printable(part, _LINE) for part in parts]
+        if not any(map(str.strip, lines)):
             return
-        text = printable(line, _LINE) + (f" ({dropped} bytes more)" if dropped else "")
+        lines[-1] += f" ({dropped} bytes more)" if dropped else ""
         output.log(
             level,
             "%s: %s",
             self._name,
-            text,
+            "\n    ".join(lines),
             extra={"node": self._name, "stream": "stdout" if self._kept is None else "stderr"},
         )
         if self._kept is not None:
-            self._kept.append((trio.current_time(), text[:300]))
+            ends = lines[:1] + lines[1:][-1:]  # of a traceback, what failed and why
+            self._kept.append((trio.current_time(), " … ".join(each.strip()[:300] for each in ends)))

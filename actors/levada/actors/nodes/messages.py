@@ -18,11 +18,14 @@ from levada.framework.embedding import UntracedMessage
 from levada.framework.errors import ActorError, LevadaError
 
 __all__ = [
-    "CONTROL", "AppFailed", "Changed", "Drain", "DrainOf", "Finish", "Hello", "Imported", "Join", "Leaving", "Look",
+    "CONTROL", "LINE_END", "AppFailed", "Changed", "Drain", "DrainOf", "Finish", "Hello", "Imported", "Join", "Leaving", "Look",
     "LookupOn", "MailboxRoom", "Measure", "Member", "MemberState", "Membership", "Named", "NodeDown", "NodeLeaves",
     "NodeLost", "NodeRefused", "NodeUp", "Packed", "Policy", "Ready", "Register", "Reload", "Restart", "Settle", "SharedChanges", "Show",
     "Spawn", "SpawnOn", "Unregister", "Watch", "Welcome", "Wish",
 ]  # fmt: skip
+
+LINE_END: Final = "\x1e"
+"""Between the lines of a record in the log of a node that is a child process; a record goes to the driver as one line."""
 
 
 class MemberState(enum.Enum):

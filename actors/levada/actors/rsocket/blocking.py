@@ -38,6 +38,7 @@ from typing import Any, Generic, Self, TypeVar, Unpack, overload
 
 import attrs
 
+from levada.actors.stream_carriers import name_as_written
 from levada.framework import Asks
 from levada.framework.errors import (
     ConfigurationError,
@@ -113,8 +114,12 @@ def connect(url: str, *, config: ClientConfig | None = None, timeout: float | No
     settings = config or ClientConfig()
     if settings.core.resume or settings.lease is not None:
         raise ConfigurationError("a blocking client has neither resumption nor leases")
-    carrier_settings = socket_settings(carrier, settings.carrier)
-    opened = open_socket(carrier, carrier_settings, timeout)
+    try:
+        carrier_settings = socket_settings(carrier, settings.carrier)
+        opened = open_socket(carrier, carrier_settings, timeout)
+    except ConfigurationError as error:
+        name_as_written(error, url, carrier)
+        raise
     try:
         return BlockingPeer(opened, dialect, attrs.evolve(settings, carrier=carrier_settings))
     except BaseException:

@@ -27,9 +27,7 @@ def socket_settings(url: str, given: object) -> SocketConfig:
     scheme = url.partition("://")[0].lower()
     kind = _CARRIERS.get(scheme)
     if kind is None:
-        raise ConfigurationError(
-            f"a blocking client has no carrier {scheme}://, wanted tcp://host:port, tls://host:port or unix:///path"
-        )
+        raise ConfigurationError(f"a blocking client has no carrier {scheme}://, wanted one of {', '.join(_CARRIERS)}")
     settings = kind() if given is None else given
     if not isinstance(settings, kind):
         raise ConfigurationError(f"the config of {scheme}:// is a {type(settings).__name__}, wanted a {kind.__name__}")

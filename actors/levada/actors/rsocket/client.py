@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any, ClassVar
 
 import trio
 
 from levada.actors.driver import Phase
 from levada.actors.single import SingleCarrier, dial_single
+from levada.actors.stream_carriers import as_written
 from levada.framework.errors import CarrierError, ConfigurationError
 from levada.transports.rsocket.events import ConnectionEnded, LeaseGranted, SetupAccepted
 
@@ -24,7 +26,6 @@ class ClientConnection(RSocketDriver):
     """A connection that this side dials."""
 
     url: str
-    """The carrier's URL."""
 
     def __attrs_post_init__(self) -> None:
         super().__attrs_post_init__()
@@ -48,10 +49,13 @@ class ClientConnection(RSocketDriver):
                 return
 
     async def _dial(self) -> None:
+        _, url = carrier_url(self.url)
         with trio.CancelScope() as scope:
             self._dialling = scope
             try:
-                async with dial_single(self.url, self.config.carrier, alpn=ALPN) as carrier:
+                async with as_written(
+                    self.url, url, partial(dial_single, url, self.config.carrier, alpn=ALPN)
+                ) as carrier:
                     self._dialling = None
                     self._plug(carrier)
                     await self.read(carrier)
@@ -100,9 +104,8 @@ class ClientConnection(RSocketDriver):
 
 def make_client(url: str, handler: Handler, config: ClientConfig | None) -> Callable[[], ClientConnection]:
     """Return a factory for connections to one URL; raise `ConfigurationError` if the URL, the handler or the settings cannot work."""
-    dialect, carrier = carrier_url(url)
-    core = core_of(dialect)
+    core = core_of(carrier_url(url)[0])
     settings = config or ClientConfig()
     if not isinstance(settings, ClientConfig):
         raise ConfigurationError(f"the config of a client is a {type(settings).__name__}, wanted a ClientConfig")
-    return lambda: ClientConnection(settings, handler, core, carrier)
+    return lambda: ClientConnection(settings, handler, core, url)

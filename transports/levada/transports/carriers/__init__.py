@@ -177,7 +177,7 @@ def _carrier(url: str, config: object) -> tuple[Dial[Any], Listen[Any], type[Any
     carrier = _CARRIERS.find(scheme)
     if carrier is None:
         raise ConfigurationError(
-            f"no carrier for {url!r}: its scheme must be one of {', '.join(_CARRIERS)}, or a scheme of an installed package "
+            f"no carrier for {url!r}: the carrier is one of {', '.join(_CARRIERS)}, or of an installed package "
             f"(entry point group levada.carriers){_CARRIERS.hint(scheme)}"
         )
     try:

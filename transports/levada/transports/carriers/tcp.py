@@ -99,7 +99,7 @@ def _reason(error: OSError) -> str:
     if isinstance(error.__cause__, BaseExceptionGroup):
         tried = (each for each in error.__cause__.exceptions if isinstance(each, OSError))
         return ", ".join(dict.fromkeys(os.strerror(each.errno) if each.errno else str(each) for each in tried))
-    return str(error)
+    return error.strerror or str(error)  # of `getaddrinfo`
 
 
 async def connect(host: str, port: int, config: TcpConfig) -> trio.SocketStream:
