@@ -21,8 +21,10 @@ from tests.simulation.fleets import main
 
 from levada.framework.testing.simulation import Faults, World
 
-__all__ = ["Handover", "scenario"]
+__all__ = ["FAULTS", "Handover", "scenario"]
 
+FAULTS: Final = Faults(strikes=5, every=8.0, aims={"Append", "Command", "fdatasync"})
+"""Strikes by chance, besides the move; in half of the worlds, also at commands, appends and their syncs."""
 _CLOSING: Final = 30.0
 """Seconds for which the driver waits for an owner, see `levada.actors.durable.placement`."""
 
@@ -90,4 +92,4 @@ async def scenario(world: World) -> None:
 
 if __name__ == "__main__":
     logging.getLogger().addHandler(FENCES)
-    main(*sys.argv[1:], scenario=scenario, faults=Faults(strikes=0), more=lambda: FENCES.count)
+    main(*sys.argv[1:], scenario=scenario, faults=FAULTS, more=lambda: FENCES.count)

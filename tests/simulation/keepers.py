@@ -22,18 +22,29 @@ from levada.actors.journal import JournalError
 from levada.framework.errors import LevadaError
 from levada.framework.testing.simulation import Faults, World
 
-__all__ = ["Keepers", "scenario"]
+__all__ = ["FAULTS", "Keepers", "scenario"]
 
-_KEEPER: Final = "Account-keeper"
-_LENGTHS: Final = 0.05, 1.0, 8.0
-"""Seconds of a pause, a cut, or a life out of reach."""
+FAULTS: Final = Faults(
+    strikes=40,
+    every=0.25,
+    begin=1.5,
+    kills=2.0,
+    crashes=6.0,
+    zombies=5.0,
+    clock_jumps=0.5,
+    jump=5.0,
+    lengths=(0.05, 1.0, 8.0),
+    aims={"Append", "fdatasync"},
+    only={"Account-keeper"},
+)
+"""Strikes at random times once the fleet is up; in half of the worlds, also at appends and their syncs."""
 
 
 class Keepers(Bank):
-    """A bank on nodes, or without nodes, whose keeper is struck."""
+    """A bank on nodes, or without nodes."""
 
     clients = 5
-    commands = 10
+    commands = 16
     patience = 1000.0
     refused = 0
 
@@ -41,35 +52,6 @@ class Keepers(Bank):
         super().__init__(world)
         self._keeper = True
         self._alone = random.Random(f"keepers {world.seed}").random() < 0.5
-
-    async def run(self) -> None:
-        """Run the bank, and strike its keeper."""
-        async with trio.open_nursery() as nursery:
-            nursery.start_soon(self._strike)
-            await super().run()
-            nursery.cancel_scope.cancel()
-
-    async def _strike(self) -> None:
-        """Strike at any moment, but no sooner than the work begins."""
-        world = self._world
-        rng = random.Random(f"strikes {world.seed}")
-        for _ in range(rng.randint(1, 6)):
-            wanted = len(world.history.operations) + rng.randint(1, 8)
-            while len(world.history.operations) < wanted:  # noqa: ASYNC110
-                await trio.sleep(0.01)
-            await trio.sleep(rng.choice((0.0, 0.0005, 0.001, 0.003, 0.02)))
-            keeper, seconds = world[_KEEPER], rng.choice(_LENGTHS)
-            match rng.choice(("kill", "kill", "crash", "crash", "pause", "cut", "zombie")):
-                case "kill":
-                    keeper.kill()
-                case "crash":
-                    keeper.crash_in(rng.randint(1, 12))
-                case "pause":
-                    keeper.pause(seconds)
-                case "cut":
-                    world.cut("driver", _KEEPER, one_way=rng.random() < 0.5, seconds=seconds)
-                case _:
-                    keeper.zombie(seconds)
 
     async def _work(self, accounts: Any, todo: deque[tuple[str, Add]], rng: random.Random) -> None:
         """Give each command once, and again only if it was refused."""
@@ -89,11 +71,11 @@ class Keepers(Bank):
 
 
 async def scenario(world: World) -> None:
-    """Run a bank whose keeper is struck."""
+    """Run a bank."""
     Keepers.refused = 0
     await Keepers(world).run()
 
 
 if __name__ == "__main__":
     logging.disable(logging.CRITICAL)
-    main(*sys.argv[1:], scenario=scenario, faults=Faults(strikes=0), more=lambda: Keepers.refused)
+    main(*sys.argv[1:], scenario=scenario, faults=FAULTS, more=lambda: Keepers.refused)

@@ -180,6 +180,6 @@ FOUND: Final[dict[str, tuple[int, int]]] = {
 """How many of how many worlds have to find a mutant. A change after which fewer do has made worlds blind, or draws other worlds: look for the cause.
 
 Each wants about a third of what was found when this was written: of 40 worlds 2 found `no_command_memory`; of 24, 2 `answers_before_the_disk`, 1
-`answers_after_the_loss`, 24 `reminders_fire_twice` and 9 `no_sync`; of 8, 4 `no_fence` and 4 `two_owners`; of 16, 10 `gives_up_at_once` and 4
+`answers_after_the_loss`, 24 `reminders_fire_twice` and 9 `no_sync`; of 8, 3 `no_fence` and 3 `two_owners`; of 12, 7 `gives_up_at_once`; of 24, 6
 `asks_anew`; of 20, 11 `moves_twice`; of 60, 3 `delivers_again`.
 """

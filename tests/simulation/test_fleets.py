@@ -141,7 +141,13 @@ def test_a_batch_that_is_delivered_again_is_found_as_often_as_ever(mutant: str) 
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
     ("mutant", "program"),
-    [("no_command_memory", "fleets"), ("reminders_fire_twice", "fleets"), ("moves_twice", "moves")],
+    [
+        ("no_command_memory", "fleets"),
+        ("reminders_fire_twice", "fleets"),
+        ("moves_twice", "moves"),
+        ("asks_anew", "keepers"),
+        ("no_fence", "handover"),
+    ],
 )
 def test_a_world_that_finds_a_mutant_shrinks_to_few_strikes(mutant: str, program: str) -> None:
     ended = worlds(0, 60, mutant, "1", "shrink", program=program)

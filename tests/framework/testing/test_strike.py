@@ -357,6 +357,50 @@ def test_only_what_is_named_is_struck() -> None:
     }
 
 
+async def rings_twice(world: World) -> None:
+    """Let 60 actors handle a message, and another one two seconds later."""
+
+    async def main() -> None:
+        async with ActorSystem("bells") as system:
+            bells = [system.spawn(Bell) for _ in range(60)]
+            for at in (1, 3):
+                await trio.sleep_until(at)
+                for bell in bells:
+                    bell.tell(Tick(0))
+            await trio.sleep_forever()
+
+    WORLDS.append(world)
+    await world.start("bells", main, restart=50)
+    await trio.sleep(5)
+
+
+def test_a_moment_counts_from_the_start_also_if_strikes_begin_later() -> None:
+    faults = Faults(strikes=20, every=1e6, aims={"Tick"}, begin=2.0)
+    compared = 0
+    for seed in range(12):
+        WORLDS.clear()
+        simulate(rings_twice, seeds=[seed], faults=faults)
+        made = WORLDS[0].strikes.made
+        simulate(rings_twice, seeds=[seed], faults=faults, strikes=made)
+        assert list(WORLDS[1].events) == list(WORLDS[0].events)
+        assert all(isinstance(strike.at, Moment) and strike.at.count > 60 for strike in made)
+        compared += len(made)
+    assert compared > 3
+
+
+@pytest.mark.parametrize(("begin", "some"), [(0.5, True), (1.5, False)])
+def test_strikes_begin_when_they_are_to(begin: float, some: bool) -> None:
+    aimed = Faults(strikes=20, every=1e6, aims={"Tick"}, begin=begin)
+    WORLDS.clear()
+    simulate(rings, seeds=range(8), faults=aimed)
+    assert any(world.strikes.made for world in WORLDS) == some
+    WORLDS.clear()
+    simulate(struck, seeds=range(4), faults=attrs.evolve(only(clock_jumps=1), begin=begin))
+    times = [strike.at for world in WORLDS for strike in world.strikes.made]
+    assert len(times) > 5
+    assert all(isinstance(at, float) and at > begin for at in times)
+
+
 # Worlds that hang.
 
 

@@ -65,6 +65,8 @@ class Faults:
     """The most strikes in a world; the seed decides how many."""
     every: float = attrs.field(default=1.0, validator=[v.gt(0), v.lt(inf)])
     """Mean seconds between two strikes."""
+    begin: float = attrs.field(default=0.0, validator=_share)
+    """Seconds before strikes begin: until then the program starts undisturbed."""
     kills: float = attrs.field(default=4.0, validator=_share)
     """Weight of kills."""
     crashes: float = attrs.field(default=2.0, validator=_share)
@@ -147,6 +149,8 @@ class ByChance:
 
     async def run(self) -> None:
         """Strike at random times."""
+        if self._faults.begin:
+            await trio.sleep(self._faults.begin)
         while self._left > 0 and any(weight for _, weight in self._kinds):
             await trio.sleep(self._random.expovariate(1 / self._faults.every))
             if self._left <= 0:
@@ -167,12 +171,12 @@ class ByChance:
 
     @property
     def aims(self) -> frozenset[str]:
-        """Names of moments that may be struck."""
+        """Names of moments that are counted, and may be struck."""
         return self._aims if self._left > 0 else frozenset()
 
     def hits(self) -> bool:
         """Decide whether a moment aimed at is struck."""
-        return self._left > 0 and self._random.random() < _HITS
+        return self._left > 0 and trio.current_time() >= self._faults.begin and self._random.random() < _HITS
 
     def strike_call(self, process: Process, moment: Moment) -> Strike | None:
         """Strike at a call of the disk, or soon; return what happens in the call, if anything."""
