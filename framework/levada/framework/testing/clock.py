@@ -54,13 +54,16 @@ def watch(due: Callable[[], float], wake: Callable[[], None], stuck: Callable[[]
         stuck: called when nothing will wake a task any more: there is nothing to jump to.
     """
     clock: Any = trio.lowlevel.current_clock()
-    jump = clock._autojump
+    run: Any = trio._core._run
+    jump, next_deadline = clock._autojump, run.GLOBAL_RUN_CONTEXT.runner.deadlines.next_deadline
+    # A clock that only jumps: its own method reads the real time as well, and multiplies it by 0.
+    clock.current_time = lambda: clock._virtual_base
 
     def step() -> None:
         before, coming = clock.current_time(), due()
         if coming < math.inf and not active_thread_count():
             wait = coming - before
-            if wait <= trio.lowlevel.current_statistics().seconds_to_next_deadline:
+            if wait <= next_deadline() - before:
                 clock.jump(max(0.0, wait))
                 wake()
                 return
@@ -68,6 +71,7 @@ def watch(due: Callable[[], float], wake: Callable[[], None], stuck: Callable[[]
         if clock.current_time() == before and is_stuck():
             stuck()
 
+    step.waits_for_threads = True  # type: ignore[attr-defined]
     clock._autojump = step
 
 

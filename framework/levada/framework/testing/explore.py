@@ -161,7 +161,10 @@ async def _run(
 ) -> None:
     rng = random.Random(seed)
     PLATFORM.set(
-        attrs.evolve(counted_time(rng), scheduling=lambda run_queue: shuffle(run_queue, rng, quantum, trace.append))
+        attrs.evolve(
+            counted_time(rng),
+            scheduling=lambda run_queue: shuffle(run_queue, rng, quantum, lambda turn: trace.append(turn())),
+        )
     )
     async with make(seed=seed) as system:
         with trio.move_on_after(limit) as scope:
@@ -170,28 +173,28 @@ async def _run(
             raise AssertionError(f"the scenario did not end within {limit:g} s of virtual time")
 
 
-def shuffle(run_queue: Any, rng: random.Random, quantum: int, turn: Callable[[Turn], object]) -> None:
+def shuffle(run_queue: Any, rng: random.Random, quantum: int, note: Callable[[Callable[[], Turn]], object]) -> None:
     """Make a generator decide the order in a run queue that is empty.
 
     Args:
         run_queue: of a system that starts.
         rng: decides.
         quantum: the most messages that one actor handles in a turn.
-        turn: called with each turn before it begins.
+        note: called before each turn, with a function that returns the turn.
     """
     may_inline = run_queue.may_inline
-    run_queue.ready = _ShuffledQueue(rng, quantum, turn)
+    run_queue.ready = _ShuffledQueue(rng, quantum, note)
     run_queue.may_inline = lambda: rng.random() < 0.5 and may_inline()
 
 
 class _ShuffledQueue(deque[Cell]):
     """A run queue that picks a random actor; the signal cell comes first."""
 
-    def __init__(self, rng: random.Random, quantum: int, turn: Callable[[Turn], object]) -> None:
+    def __init__(self, rng: random.Random, quantum: int, note: Callable[[Callable[[], Turn]], object]) -> None:
         super().__init__()
         self._random = rng
         self._most = quantum
-        self._turn = turn
+        self._note = note
 
     def append(self, cell: Cell) -> None:
         if cell._actor is None and cell._parent is None:
@@ -207,9 +210,13 @@ class _ShuffledQueue(deque[Cell]):
         cell = super().popleft()
         self.rotate(at)
         cell._quantum = self._random.randint(1, self._most)
-        coming = [*reversed(cell._batch)] or cell._box
-        self._turn(Turn(cell.path, tuple(map(_name, coming[: cell._quantum]))))
+        self._note(lambda: _turn(cell))
         return cell
+
+
+def _turn(cell: Cell) -> Turn:
+    coming = [*reversed(cell._batch)] or cell._box
+    return Turn(cell.path, tuple(map(_name, coming[: cell._quantum])))
 
 
 def _name(entry: Any) -> str:

@@ -235,12 +235,12 @@ class Strikes:
 
     # At moments.
 
-    def aim(self, process: Process, turn: Turn) -> None:
+    def aim(self, process: Process, turn: Callable[[], Turn]) -> None:
         """Strike at the moment when a process is about to handle messages, if it is chosen."""
         if not self._awaited and not self._chance.aims:
             return
         moment: Moment | None = None
-        for name, count in Counter(name.removeprefix("ask ") for name in turn.messages).items():
+        for name, count in Counter(name.removeprefix("ask ") for name in turn().messages).items():
             if name in self._chance.aims or (process.name, name, "") in self._awaited:
                 before = self._handled[process.name, name]
                 self._handled[process.name, name] += count

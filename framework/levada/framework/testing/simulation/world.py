@@ -250,7 +250,7 @@ class World:
         """Return the seconds that the clock of a new process is off."""
         return self.random.uniform(-self.faults.skew, self.faults.skew)
 
-    def turn(self, process: Process, turn: Turn) -> None:
+    def turn(self, process: Process, turn: Callable[[], Turn]) -> None:
         """Take note of what an actor of a process will handle."""
         self.strikes.aim(process, turn)
 
