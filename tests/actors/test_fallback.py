@@ -160,7 +160,7 @@ def test_settings_over_tls_are_those_for_quic(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("url", "changes", "complaint"),
     [
-        ("aqueduct+tls://127.0.0.1:9", {}, r"^a fallback is for QUIC: leave it out for qmux\+tls://$"),
+        ("aqueduct+tls://127.0.0.1:9", {}, r"^a fallback is for QUIC: leave it out for aqueduct\+tls://$"),
         ("aqueduct+memory://desk", {"carrier": None}, "^a fallback is for QUIC"),
         (
             "aqueduct://127.0.0.1:9",
