@@ -269,7 +269,7 @@ class _Replay:
     def _failed(self, batch: pa.RecordBatch, row: int, error: Exception) -> ReplayFailed:
         sequence, kind, offset = (batch.column(column)[row].as_py() for column in ("sequence", "kind", "_offset"))
         live = self._live
-        why = str(error) if isinstance(error, _Misfit) else repr(error)
+        why = str(error) if isinstance(error, _Misfit | JournalError) else repr(error)
         what = (
             f"{self._name} {live.entity!r:.100} cannot be replayed: event {sequence}, {kind!r:.300}, at row {offset} of shard "
             f"{live.writer.number}: {why}. Its log is unchanged: repair the class and restart"
