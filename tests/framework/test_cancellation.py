@@ -358,7 +358,7 @@ def test_waiting_for_an_end() -> None:
 
             async def later() -> None:
                 await trio.sleep(1)
-                assert len(ref._extras.waiters) == 1
+                assert ref._extras.ended.statistics().tasks_waiting == 1
                 ref.stop()
 
             nursery.start_soon(later)

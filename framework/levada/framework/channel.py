@@ -39,7 +39,7 @@ from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar, ove
 
 import attrs
 import trio
-from trio.lowlevel import checkpoint, enable_ki_protection, wait_task_rescheduled
+from trio.lowlevel import Abort, checkpoint, current_task, enable_ki_protection, reschedule, wait_task_rescheduled
 
 from ._runtime.channel_core import (
     ENDED,
@@ -146,12 +146,13 @@ class _Handle:
             await checkpoint()
             return half.state
         self._core.bind_thread()
-        ended = trio.Event()
-        remove = half.on_terminated(ended.set)
-        try:
-            await ended.wait()
-        finally:
+        remove = half.on_terminated(partial(reschedule, current_task()))
+
+        def abort(_: object) -> Abort:
             remove()
+            return Abort.SUCCEEDED
+
+        await wait_task_rescheduled(abort)
         return half.state
 
     def on_terminated(self, callback: Callable[[TerminalState, ChannelError | None], None]) -> Callable[[], None]:

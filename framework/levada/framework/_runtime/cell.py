@@ -209,9 +209,9 @@ class Cell(Ref[Any]):
             return self.reason
         self.system.waits.refuse_own_end(self)
         extras = self.make_extras()
-        if extras.waiters is None:
-            extras.waiters = trio.lowlevel.ParkingLot()
-        await extras.waiters.park()
+        if extras.ended is None:
+            extras.ended = trio.Event()
+        await extras.ended.wait()
         return self.reason
 
     @property
@@ -591,9 +591,9 @@ class Extras:
     """The rare parts of an actor's record, made on first use so that other actors do not pay for them."""
 
     __slots__ = (
-        "brought", "children", "ending", "failure", "host", "inbox", "links", "names", "open_asks", "queued", "receive_timer",
+        "brought", "children", "ended", "ending", "failure", "host", "inbox", "links", "names", "open_asks", "queued", "receive_timer",
         "group", "regroups", "restarts", "signals", "stash", "stop_timer", "supervised", "take", "timers", "touched",
-        "waiters", "traced", "watched", "watchers",
+        "traced", "watched", "watchers",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -601,6 +601,8 @@ class Extras:
         """The entry that is being handled, if it came over a connection."""
         self.children: dict[Cell, bool] | None = None
         """The children, and whether each was adopted; adopted children are stopped together."""
+        self.ended: trio.Event | None = None
+        """For tasks that wait for the end; made for the first of them."""
         self.ending: ActorEnding | None = None
         self.failure: BaseException | None = None
         """The error that the actor object failed with, with its traceback, until it is decided whether the parent fails with it."""
@@ -624,6 +626,5 @@ class Extras:
         self.touched = 0.0
         self.traced: Wrapped | None = None
         """The entry that is being handled, in a traced system."""
-        self.waiters: trio.lowlevel.ParkingLot | None = None
         self.watched: dict[tuple[Any, Hashable], Callable[[], None]] | None = None
         self.watchers: dict[Hashable, Callable[[Reason], None]] | None = None

@@ -706,8 +706,8 @@ class Lifecycle:
                 self._system.dead_letter(message, cell, "stopped")
 
     def _tell_of_end(self, cell: Cell, extras: Any, reason: Reason) -> None:
-        if extras.waiters is not None:
-            extras.waiters.unpark_all()
+        if extras.ended is not None:
+            extras.ended.set()
         for callback in list((extras.watchers or {}).values()):
             callback(reason)
         for forget in list((extras.watched or {}).values()):

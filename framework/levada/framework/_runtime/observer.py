@@ -195,7 +195,7 @@ class Observer:
             supervision=_supervision(cell),
             capacity=cell.capacity,
             links=tuple(other.path for other in islice(extras.links or (), _MOST)) if extras is not None else (),
-            watchers=len(extras.watchers or ()) + len(extras.waiters or ()) if extras is not None else 0,
+            watchers=_watchers(cell),
             channels=tuple(_channel(handle) for handle in islice(handles, _MOST)),
             restarts_in=None if due is None else max(0.0, due - trio.current_time()),
         )
@@ -322,6 +322,14 @@ def _where(task: Any) -> str | None:
         if not f"{frame.f_globals.get('__name__', '')}.".startswith(("trio.", "levada.framework.")):
             found = f"{PurePath(frame.f_code.co_filename).name}:{line}"
     return found
+
+
+def _watchers(cell: Cell) -> int:
+    """Count the watchers of an actor, and the tasks that wait for its end."""
+    extras = cell._extras
+    if extras is None:
+        return 0
+    return len(extras.watchers or ()) + (0 if extras.ended is None else extras.ended.statistics().tasks_waiting)
 
 
 def _supervision(cell: Cell) -> str:
