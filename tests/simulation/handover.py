@@ -23,7 +23,7 @@ from levada.framework.testing.simulation import Faults, World
 
 __all__ = ["FAULTS", "Handover", "scenario"]
 
-FAULTS: Final = Faults(strikes=5, every=8.0, aims={"Append", "Command", "fdatasync"})
+FAULTS: Final = Faults(strikes=5, every=8.0, jump=5.0, aims={"Append", "Command", "fdatasync"})
 """Strikes by chance, besides the move; in half of the worlds, also at commands, appends and their syncs."""
 _CLOSING: Final = 30.0
 """Seconds for which the driver waits for an owner, see `levada.actors.durable.placement`."""
