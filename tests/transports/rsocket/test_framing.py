@@ -272,9 +272,9 @@ def test_rs11_extensions(pair: Pair, server: Make, feed: Feed) -> None:
     link.client.send_extension(3, 5, b"data", ignorable=False)
     link.client.send_extension(0, 6, b"other")
     assert link.to_server() == [ExtensionReceived(3, 5, b"data", False)]
-    for wrong in (0, 2**31):
-        with pytest.raises(LocalProtocolError):
-            link.client.send_extension(0, wrong, b"")
+    for stream_id, wrong in ((0, 0), (0, 2**31), (-1, 6), (2**31, 6)):
+        with pytest.raises(LocalProtocolError, match="no such stream or extended type"):
+            link.client.send_extension(stream_id, wrong, b"")
     link.client.send_extension(0, 6, b"other", ignorable=False)
     assert ended(link.to_server()) == ("RS-11", ErrorCode.CONNECTION_ERROR)
     zero = ExtensionFrame(stream_id=0, extended_type=0, data=b"")
