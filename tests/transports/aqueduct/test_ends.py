@@ -138,6 +138,20 @@ def test_aq43_close_waits_for_the_control_stream(wire: Callable[..., Wire]) -> N
     assert w.closed is None
 
 
+@pytest.mark.rule("AQ-43")
+def test_aq43_what_comes_for_a_receiver_that_waits_to_say_so_holds_nothing_up(wire: Callable[..., Wire]) -> None:
+    """It is dropped, and what is behind it on its stream is read."""
+    w = attached(wire)
+    closed, open_ = w.sender.send(b"", [Attach.SENDER, Attach.SENDER])
+    assert isinstance(closed, ReceiverHalf)
+    assert isinstance(open_, ReceiverHalf)
+    closed.close()
+    stream = w.give(w.uni(), Message(closed.id, 0, (), b"dropped"), Message(open_.id, 0, (), b"kept"))
+    assert [message.payload for message in open_.mailbox] == [b"kept"]
+    assert (closed.state, len(closed.mailbox)) == (ReceiverState.CLOSE_WAIT, 0)
+    assert not w.core.is_blocked(stream)
+
+
 @pytest.mark.rule("AQ-44", "AQ-44a")
 def test_aq44_close_receiver_ends_the_sender(wire: Callable[..., Wire]) -> None:
     """What is not acked is nacked; S→R ends with FinishSender (D-21); message streams with nacked messages are reset."""
