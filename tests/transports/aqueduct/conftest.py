@@ -390,6 +390,7 @@ class Pair:
                     "crowded": core.crowded,
                     "closed": side.closed,
                     "to do": core.links.todo,
+                    "ended streams": core.streams.done,
                 }.items()
                 if value
             }
