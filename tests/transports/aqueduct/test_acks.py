@@ -78,6 +78,18 @@ def test_aq35_holes_are_not_acked(wire: Callable[..., Wire]) -> None:
 
 
 @pytest.mark.rule("AQ-35")
+@pytest.mark.parametrize(("count", "acks"), [(5, []), (6, [AckReliable((6,))])])
+def test_aq35_more_than_half_a_window_of_bytes_is_acked_at_once(
+    wire: Callable[..., Wire], count: int, acks: list[AckReliable]
+) -> None:
+    """Also if all of it came in one packet."""
+    w = wire(client=False, config=AqueductConfig(window_bytes=1000))
+    w.give(w.uni(), *(Message(0, number, (), bytes(100)) for number in range(count)))
+    assert len(w.receiver.mailbox) == count
+    assert [frame for frame in w.sent(1) if isinstance(frame, AckReliable)] == acks
+
+
+@pytest.mark.rule("AQ-35")
 def test_aq35_acks_never_cap_a_channel(pair: Callable[..., Pair]) -> None:
     """Half a window is acked at once; a peer with a smaller window is met after the first wait."""
     for window, waits in ((256, 0), (8, 1), (1, 1)):

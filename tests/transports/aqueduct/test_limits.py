@@ -267,6 +267,19 @@ def test_aq40_all_senders_together_are_bounded(wire: Callable[..., Wire]) -> Non
 
 
 @pytest.mark.rule("AQ-40")
+def test_aq40_what_fills_the_bound_of_all_senders_exactly_is_the_last(wire: Callable[..., Wire]) -> None:
+    """A sender with messages under way has room up to one byte below it."""
+    w = wire(client=True, config=AqueductConfig(max_unacked=1000))
+    w.give(w.bidi(), ChannelControl(0))
+    first, second = (half for half in w.sender.send(b"", [Attach.RECEIVER] * 2) if isinstance(half, SenderHalf))
+    first.send(bytes(600))
+    second.send(bytes(399))
+    assert (w.core.unacked, first.has_room()) == (999, True)
+    second.send(b"x")
+    assert (w.core.unacked, first.has_room()) == (1000, False)
+
+
+@pytest.mark.rule("AQ-40")
 def test_aq40_all_mailboxes_together_are_bounded(wire: Callable[..., Wire]) -> None:
     """Above `max_untaken` a channel takes one message at a time; the rest stays unread and unacked, and the connection lives."""
     w = wire(client=False, config=AqueductConfig(max_untaken=1000))
