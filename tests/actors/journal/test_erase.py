@@ -200,6 +200,21 @@ def test_small_blocks_are_merged_around_erased_rows(tmp_path: Path) -> None:
         expect(store, {at: row for at, row in rows.items() if row[0] != "carl"}, 840)
 
 
+def test_a_trim_deletes_the_files_without_rows_and_no_other(tmp_path: Path) -> None:
+    def firsts() -> list[int]:
+        return sorted(int(path.stem) for path in tmp_path.glob("partition-*/*.segment"))
+
+    with open_store(tmp_path) as store:
+        fill(store, 200)
+        before, files = rows_in(store), firsts()
+        assert len(files) > 3
+        # All rows of the first file but one; then the last one, and those of the second file.
+        for end, files_left in ((files[1] - 1, files), (files[2], files[2:])):
+            assert sum(store.trim(0, [range(end)])) > 0
+            assert rows_in(store) == {offset: row for offset, row in before.items() if offset >= end}
+            assert firsts() == files_left
+
+
 def test_readers_under_way_go_on(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         fill(store, 200)
