@@ -54,7 +54,7 @@ WHOLE_CONNECTIONS = {
     "actors/levada/actors/rsocket/client.py": "_dial",
     "actors/levada/actors/spark/asks.py": "_start",
     "actors/levada/actors/spark/worker.py": "_connect",
-    "actors/levada/actors/stream_carriers.py": "as_written",
+    "actors/levada/actors/stream_carriers.py": "__aenter__",
     "transports/levada/transports/carriers/listeners.py": "_open",
     "transports/levada/transports/carriers/race.py": "attempt",
     "transports/levada/transports/carriers/tcp.py": "take_in",

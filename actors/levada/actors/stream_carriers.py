@@ -17,13 +17,13 @@ scheme            carrier
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
-from typing import Final, TypeVar
+from collections.abc import Callable
+from contextlib import AbstractAsyncContextManager
+from typing import Any, Final, TypeVar
 
 from levada.framework.errors import CarrierError, ConfigurationError, LevadaError
 
-__all__ = ["as_written", "carrier_of", "carrier_url", "name_as_written", "url_of"]
+__all__ = ["AsWritten", "carrier_of", "carrier_url", "name_as_written", "url_of"]
 
 T = TypeVar("T")
 
@@ -71,24 +71,30 @@ def url_of(protocol: str, carrier_url: str) -> str:
     return f"{protocol}{'+' if name else ''}{name}://{rest}"
 
 
-@asynccontextmanager
-async def as_written(
-    url: str, carrier_url: str, opens: Callable[[], AbstractAsyncContextManager[T]]
-) -> AsyncIterator[T]:
+class AsWritten(AbstractAsyncContextManager[T, "bool | None"]):
     """Open a carrier; its errors while it opens name the URL as the user wrote it.
+
+    A class: the exit stack of a generator would hold a cancelled connection in a cycle.
 
     Args:
         url: the user's.
         carrier_url: the carrier's.
         opens: dials, or listens.
     """
-    async with AsyncExitStack() as stack:
+
+    def __init__(self, url: str, carrier_url: str, opens: Callable[[], AbstractAsyncContextManager[T]]) -> None:
+        self._url, self._carrier_url, self._opens = url, carrier_url, opens
+
+    async def __aenter__(self) -> T:
         try:
-            opened = await stack.enter_async_context(opens())
+            self._carrier = self._opens()
+            return await self._carrier.__aenter__()
         except (CarrierError, ConfigurationError) as error:
-            name_as_written(error, url, carrier_url)
+            name_as_written(error, self._url, self._carrier_url)
             raise
-        yield opened
+
+    async def __aexit__(self, *error: Any) -> bool | None:
+        return await self._carrier.__aexit__(*error)
 
 
 def name_as_written(error: LevadaError, url: str, carrier_url: str) -> None:

@@ -200,7 +200,7 @@ class Files:
             return []
         # As in "1: FLOCK  ADVISORY  WRITE 8873 fe:00:11985601 0 EOF". The id is 0 for a process of another container.
         found = re.findall(rf": FLOCK +ADVISORY +\w+ ([1-9]\d*) {place} ", text)
-        return sorted(map(int, found))
+        return sorted(set(map(int, found)))
 
     def database(self, path: StrPath, options: str = "") -> sqlite3.Connection:
         """Open a SQLite database, for use in any thread, without implicit transactions; `options` go into its URI: ``mode=ro``."""

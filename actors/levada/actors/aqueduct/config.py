@@ -11,7 +11,7 @@ import attrs
 from attrs import validators as v
 
 from levada.actors.fallback import dial_either, fallback_of, over_tls
-from levada.actors.stream_carriers import as_written, carrier_url
+from levada.actors.stream_carriers import AsWritten, carrier_url
 from levada.framework import Codec
 from levada.framework.errors import ConfigurationError
 from levada.transports.aqueduct import ALPN, QMUX_ALPN, AqueductConfig, Headers
@@ -77,7 +77,7 @@ class PeerConfig:
 def dial_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
     """Connect to an ``aqueduct://`` URL. Source: AQ-14."""
     carrier = carrier_url("aqueduct", url)
-    return as_written(url, carrier, partial(_dial, carrier, config))
+    return AsWritten(url, carrier, partial(_dial, carrier, config))
 
 
 def _dial(carrier: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
@@ -105,7 +105,7 @@ def _dial(carrier: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
 def listen_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
     """Listen at an ``aqueduct://`` URL. Source: AQ-14."""
     carrier = carrier_url("aqueduct", url)
-    return as_written(url, carrier, lambda: listen(carrier, fit(carrier, config, client=False)))
+    return AsWritten(url, carrier, lambda: listen(carrier, fit(carrier, config, client=False)))
 
 
 def fit(url: str, config: PeerConfig, *, client: bool) -> Any:

@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 import attrs
 from attrs import validators as v
 
-from levada.actors.stream_carriers import as_written
+from levada.actors.stream_carriers import AsWritten
 from levada.framework.errors import ConfigurationError
 from levada.framework.supervision import doubled
 from levada.transports.carriers import ByteStream, MemoryConfig, TcpConfig, TlsConfig, dial
@@ -55,7 +55,7 @@ class Target:
 
     def dial(self) -> AbstractAsyncContextManager[ByteStream]:
         """Connect. Each call resolves the name again (LJ-58)."""
-        return as_written(self.url, self.carrier_url, partial(dial, self.carrier_url, cast("Any", self.config)))
+        return AsWritten(self.url, self.carrier_url, partial(dial, self.carrier_url, cast("Any", self.config)))
 
 
 def targets(urls: str | Sequence[str], hosts: HostConfig) -> list[Target]:

@@ -15,7 +15,7 @@ import trio
 from levada.actors.authentication import Authenticate, Authentication
 from levada.actors.listening import Acceptor, ListenerHandle, running
 from levada.actors.metrics.protocols import reader_samples
-from levada.actors.stream_carriers import as_written
+from levada.actors.stream_carriers import AsWritten
 from levada.framework import Actor, ActorSystem, Ref, Sample, handles
 from levada.framework.errors import ConfigurationError
 from levada.transports.carriers import ByteStream, Listener, MemoryConfig, TcpConfig, TlsConfig, listen
@@ -53,7 +53,7 @@ class ReaderActor(Acceptor[LumberjackDriver]):
     def listening(self) -> AbstractAsyncContextManager[Listener[Any]]:
         """Listen at the carrier."""
         settings: Any = _settings(self.carrier_url, self.carrier, self.config)
-        return as_written(
+        return AsWritten(
             self.url_of(self.carrier_url), self.carrier_url, functools.partial(listen, self.carrier_url, settings)
         )
 

@@ -11,7 +11,7 @@ import attrs
 from attrs import validators as v
 
 from levada.actors.fallback import dial_either, fallback_of, over_tls
-from levada.actors.stream_carriers import as_written, carrier_url
+from levada.actors.stream_carriers import AsWritten, carrier_url
 from levada.framework import Codec
 from levada.framework.supervision import doubled
 from levada.transports.carriers import MemoryConfig, dial, listen
@@ -93,7 +93,7 @@ def fit_carrier(url: str, config: PeerConfig) -> PeerConfig:
 def dial_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
     """Connect to a ``maop://`` URL. Source: MA-1."""
     carrier = carrier_url("maop", url)
-    return as_written(url, carrier, partial(_dial, carrier, config))
+    return AsWritten(url, carrier, partial(_dial, carrier, config))
 
 
 def _dial(carrier: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
@@ -106,7 +106,7 @@ def _dial(carrier: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
 def listen_carrier(url: str, config: PeerConfig) -> AbstractAsyncContextManager[Any]:
     """Listen at a ``maop://`` URL. Source: MA-1."""
     carrier = carrier_url("maop", url)
-    return as_written(url, carrier, partial(listen, carrier, config.carrier))
+    return AsWritten(url, carrier, partial(listen, carrier, config.carrier))
 
 
 def _fit(url: str, config: PeerConfig) -> Any:

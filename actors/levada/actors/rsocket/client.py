@@ -10,7 +10,7 @@ import trio
 
 from levada.actors.driver import Phase
 from levada.actors.single import SingleCarrier, dial_single
-from levada.actors.stream_carriers import as_written
+from levada.actors.stream_carriers import AsWritten
 from levada.framework.errors import CarrierError, ConfigurationError
 from levada.transports.rsocket.events import ConnectionEnded, LeaseGranted, SetupAccepted
 
@@ -53,7 +53,7 @@ class ClientConnection(RSocketDriver):
         with trio.CancelScope() as scope:
             self._dialling = scope
             try:
-                async with as_written(
+                async with AsWritten(
                     self.url, url, partial(dial_single, url, self.config.carrier, alpn=ALPN)
                 ) as carrier:
                     self._dialling = None

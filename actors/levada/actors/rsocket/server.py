@@ -14,7 +14,7 @@ import trio
 from levada.actors.authentication import Credentials, Refused, acquire
 from levada.actors.listening import Accepted, Acceptor, ListenerHandle
 from levada.actors.single import SingleCarrier, SingleDriver, accept_single, listen_single
-from levada.actors.stream_carriers import as_written
+from levada.actors.stream_carriers import AsWritten
 from levada.framework import Identity
 from levada.framework.embedding import act_for
 from levada.framework.errors import DecodeError
@@ -270,7 +270,7 @@ class ListenerActor(Acceptor[ServerConnection]):
     def listening(self) -> AbstractAsyncContextManager[carriers.Listener[Accepted]]:
         """Listen at the carrier of the URL."""
         listens = partial(listen_single, self.carrier_url, self.config.carrier, alpn=ALPN)
-        return as_written(self.url_of(self.carrier_url), self.carrier_url, listens)
+        return AsWritten(self.url_of(self.carrier_url), self.carrier_url, listens)
 
     def url_of(self, carrier_url: str) -> str:
         """Turn the carrier's URL, with the real port, into the protocol's."""
