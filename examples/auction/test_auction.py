@@ -92,4 +92,4 @@ async def scenario(world: World) -> None:
 
 
 def test_no_bid_is_lost_or_done_twice() -> None:
-    simulate(scenario, seeds=range(9, 12), faults=FAULTS)
+    simulate(scenario, seeds=range(12, 15), faults=FAULTS)
