@@ -50,8 +50,8 @@ ROOT = Path(__file__).parents[1]
 COPIES = 10
 """Copies of the log of 10,000 lines."""
 PARTS = 0.8
-NODES = 0.87
-"""At most 15 % more CPU time a line."""
+NODES = 0.8
+"""At most a quarter more CPU time a line."""
 SHARE = 0.8
 """The node with fewer lines takes 40 % of all or more."""
 UNIT = 1024

@@ -209,7 +209,7 @@ WORKLOADS = (
     Workload(
         f"upload of {UPLOAD >> 20} MiB in blocks of 128 KiB", "MiB/s", UPLOAD >> 20, 0.8, lambda side: side.upload()
     ),
-    Workload("QMux on a Unix socket: 64 at a time", "/s", 768, 1.2, lambda side: many(side.request, 768, 64), "quic"),
+    Workload("QMux on a Unix socket: 64 at a time", "/s", 768, 1.15, lambda side: many(side.request, 768, 64), "quic"),
     Workload("QMux on a Unix socket: 1 at a time", "/s", 200, None, lambda side: many(side.request, 200, 1), "quic"),
 )
 """The last rows compare with MAOP over QUIC."""

@@ -57,7 +57,6 @@ class NodeReader(Actor[GetUrl]):
 
     async def started(self) -> None:
         """Listen."""
-        await warm_up()
         tls = TlsConfig(certificate=Path(self.certificate), key=Path(self.key))
         ingest = functools.partial(Ingest, self.intake)
         self._reader = await self.enter(serve(self.system, self.url, ingest, carrier=tls))
@@ -69,7 +68,8 @@ class NodeReader(Actor[GetUrl]):
 
 
 async def app(system: ActorSystem) -> AsyncIterator[None]:
-    """Run on each node, only so that the actors' classes are imported there."""
+    """Run on each node: the actors' classes are imported there, and Arrow is warm before a node hides its start from the garbage collector."""
+    await warm_up()
     yield
 
 
