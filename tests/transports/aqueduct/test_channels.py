@@ -371,7 +371,7 @@ def test_e22_a_sender_attached_twice(wire: Callable[..., Wire], gone: bool) -> N
 
 
 @pytest.mark.rule("E-23", "AQ-28")
-@pytest.mark.parametrize("how", ["live", "gone", "same message", "entrypoint"])
+@pytest.mark.parametrize("how", ["live", "gone", "gone, then lost", "same message", "entrypoint"])
 def test_e23_a_receiver_handed_over_twice(wire: Callable[..., Wire], how: str) -> None:
     """A receiver travels once, and the entrypoint never."""
     w = wire(client=False)
@@ -381,8 +381,10 @@ def test_e23_a_receiver_handed_over_twice(wire: Callable[..., Wire], how: str) -
         w.give(w.uni(), Message(0, 0, (0,)))
     else:
         attached_receiver(w, 8)
-        if how == "gone":
+        if how != "live":
             w.give(5, FinishSender(0), fin=True)
+        if how == "gone, then lost":
+            w.give(w.uni(), ClosedChannelLost(8), fin=True)
         w.give(w.uni(), Message(0, 1, (8,)))
     assert w.broken() == "E-23"
 

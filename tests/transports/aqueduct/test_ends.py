@@ -110,6 +110,18 @@ def test_aq42_nothing_is_waited_for_that_has_come(wire: Callable[..., Wire]) -> 
     assert w.sent(1) == [ChannelControl(0), AckNackUnreliable((2,)), CloseReceiver()]
 
 
+@pytest.mark.rule("AQ-42")
+def test_aq42_the_last_datagram_ends_a_finishing_receiver_at_once(wire: Callable[..., Wire]) -> None:
+    """No ack and no nack has to come due for it."""
+    w = wire(client=False)
+    w.give(1, SentUnreliable(2), FinishSender(0), fin=True)
+    for number in (1, 0):
+        assert state_of(w.receiver) is ReceiverState.FINISHING
+        w.give_datagram(Message(0, number))
+    assert state_of(w.receiver) is ReceiverState.FINISHED
+    assert w.sent(1) == [ChannelControl(0), AckNackUnreliable((2,)), CloseReceiver()]
+
+
 @pytest.mark.rule("E-26", "AQ-42")
 @pytest.mark.parametrize("number", [0, 5])
 def test_e26_finished_with_fewer_than_came(wire: Callable[..., Wire], number: int) -> None:
@@ -473,6 +485,23 @@ def test_aq50_tearing_down_a_sender_goes_through_the_gate(wire: Callable[..., Wi
         w.give(5, AckNackUnreliable((0, 1)))
     assert half.state is SenderState.LOST
     assert w.resets == {5: ResetCode.LOST}
+
+
+@pytest.mark.rule("AQ-50", "E-27")
+def test_aq50_a_sender_that_was_finished_is_torn_down_by_its_reset_alone(wire: Callable[..., Wire]) -> None:
+    """ClosedChannelLost is for the side that minted the channel, which is the peer here."""
+    w = wire(client=False)
+    w.give(w.uni(), Message(0, 0, (1,)), fin=True)
+    w.give(5, AckReliable(()))
+    message = w.receiver.take()
+    (half,) = message.attachments
+    assert isinstance(half, SenderHalf)
+    half.finish()
+    w.flush()
+    message.discard(lost=True)
+    w.flush()
+    assert (half.state, w.resets) == (SenderState.LOST, {5: ResetCode.LOST})
+    assert set(w.octets) == {0, 1, 5}
 
 
 @pytest.mark.rule("AQ-50")

@@ -127,9 +127,7 @@ class AqueductStream:
         if self.given_up or (self.id is not None and self.id not in self.all.table):
             return
         self._give_up()
-        if self.id is None:
-            self.receives = False
-        else:
+        if self.id is not None:
             self.all.commands.append(ResetStream(self.id, code))
         self.check()
 

@@ -28,7 +28,6 @@ class NackDue(Generic[R]):
     """Datagrams of one channel that are settled at one moment."""
 
     at: float
-    order: int
     receiver: R = attrs.field(order=False)
     end: int = attrs.field(order=False)
     """The number after the last datagram that was declared in time for it."""
@@ -38,8 +37,8 @@ class AqueductTimers(Generic[S, R]):
     """All deadlines of one connection, of its senders and its receivers."""
 
     __slots__ = (
-        "_ack_at", "_acking", "_acking_next", "_config", "_declare_at", "_declaring", "_latest", "_nacks", "_order", "_stops",
-        "_undated", "_unstopped", "changed", "end_at", "greet_at", "next",
+        "_ack_at", "_acking", "_acking_next", "_config", "_declare_at", "_declaring", "_latest", "_nacks", "_stops", "_undated",
+        "_unstopped", "changed", "end_at", "greet_at", "next",
     )  # fmt: skip
 
     def __init__(self, config: AqueductConfig) -> None:
@@ -52,7 +51,6 @@ class AqueductTimers(Generic[S, R]):
         self._undated: dict[R, int] = {}
         self._nacks: list[NackDue[R]] = []
         self._latest: dict[R, NackDue[R]] = {}
-        self._order = 0
         self._unstopped: list[S] = []
         self.end_at: float | None = None
         """When a draining connection ends."""
@@ -112,8 +110,7 @@ class AqueductTimers(Generic[S, R]):
                 due = self._latest.get(receiver)
                 # Declarations within an eighth of the delay share an entry, so that a flood of them needs nine at most, and none is settled early.
                 if due is None or due.at < now + delay:
-                    self._order += 1
-                    due = self._latest[receiver] = NackDue(now + delay * 1.125, self._order, receiver, end)
+                    due = self._latest[receiver] = NackDue(now + delay * 1.125, receiver, end)
                     heappush(self._nacks, due)
                 due.end = end
             self._undated.clear()
