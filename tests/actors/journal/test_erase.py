@@ -7,10 +7,12 @@ import os
 import random
 import shutil
 from collections.abc import AsyncIterator, Iterator
+from contextlib import suppress
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from tests.pace import every
@@ -45,6 +47,13 @@ from levada.actors.journal.erasures import TRY_EVERY  # noqa: E402
 from levada.actors.journal.inspection import inspect  # noqa: E402
 from levada.framework import ActorSystem, Ref, bounded, message  # noqa: E402
 from levada.framework.platform import REAL  # noqa: E402
+from levada.framework.testing.simulation import (  # noqa: E402
+    Call,
+    Crashed,
+    Fault,
+    SimulatedDisk,
+    SimulatedFiles,
+)
 
 
 @message("erase.Event")
@@ -215,6 +224,57 @@ def test_a_trim_deletes_the_files_without_rows_and_no_other(tmp_path: Path) -> N
             assert firsts() == files_left
 
 
+@pytest.mark.parametrize("newest_too", [False, True])
+def test_the_newest_file_is_sealed_if_a_trim_takes_rows_from_it_and_many_are_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, newest_too: bool
+) -> None:
+    """So that the places of rows that are gone do not stay in the file that is written. A trim of other files leaves it."""
+    monkeypatch.setattr("levada.actors.journal.erasures.MANY_GONE", 1)
+    with open_store(tmp_path) as store:
+        fill(store, 200)
+        before, newest = rows_in(store), max(tmp_path.glob("partition-*/*.segment"))
+        end = int(newest.stem) + 1 if newest_too else 10
+        sum(store.trim(0, [range(end)]))
+        assert (max(tmp_path.glob("partition-*/*.segment")) > newest) == newest_too
+        assert rows_in(store) == {offset: row for offset, row in before.items() if offset >= end}
+        assert store.append([(0, batch(event("anna", 200)))]) == [Appended(0, 200, 1)]
+
+
+def test_rows_that_were_never_synced_are_on_the_disk_before_a_trim_is_recorded() -> None:
+    """Else a power failure leaves a log that ends before the offset up to which it says that it was trimmed."""
+    disk = SimulatedDisk("lax")
+
+    def happens(call: Call) -> Fault | None:
+        return Fault(crash=True) if call.kind == "link" else None  # the first step behind the record
+
+    with suppress(Crashed), surrounded(files=SimulatedFiles(disk, faults=happens)):
+        store = Store.open("/log", COLUMNS.schema, attrs.evolve(SMALL, sync="never"))
+        store.append([(0, batch(*[event("anna", n) for n in range(10)]))])
+        sum(store.trim(0, [range(5)]))
+    disk.power_failure(0, share=0.0)
+    with surrounded(files=SimulatedFiles(disk)), Store.open("/log", COLUMNS.schema, SMALL) as store:
+        assert (store.extent().trimmed, store.extent().end) == ({0: 5}, {0: 10})
+        assert rows_in(store) == {n: ("anna", n) for n in range(10)}
+
+
+@pytest.mark.parametrize("octet", [0, 7, 16], ids=["magic", "length", "offset"])
+def test_a_block_that_is_damaged_under_an_open_journal_is_named(tmp_path: Path, octet: int) -> None:
+    """Its file had been read whole, and its places are known."""
+    with open_store(tmp_path) as store:
+        fill(store, 60)
+        assert len(rows_in(store)) == 60
+        path = min(tmp_path.glob("partition-*/*.segment"))
+        octets = bytearray(path.read_bytes())
+        first, second = octets.find(b"LvB1"), octets.find(b"LvB1", octets.find(b"LvB1") + 1)
+        assert 0 < first < second
+        octets[second + octet] ^= 0x40
+        path.write_bytes(octets)
+        for read in (rows_in, partial(found, entity="ben")):
+            with pytest.raises(JournalDamaged, match=f"the block at byte {second}, offset") as caught:
+                read(store)
+            assert caught.value.path == str(path)
+
+
 def test_readers_under_way_go_on(tmp_path: Path) -> None:
     with open_store(tmp_path) as store:
         fill(store, 200)
@@ -283,6 +343,20 @@ def test_an_erasure_that_cannot_be_finished_without_the_key_waits(
     assert ["open it with Keyed(entity='entity')" in text for text in caplog.messages] == [True]
     with open_store(tmp_path) as store:
         expect(store, after(100, "anna"), 100)
+
+
+def test_an_entity_that_is_named_by_bytes_is_erased_by_the_next_opening(tmp_path: Path) -> None:
+    schema = pa.schema([("entity", pa.binary()), ("n", pa.int64())])
+    config = attrs.evolve(SMALL, keyed=Keyed(entity="entity"), segment_bytes=1024, block_bytes=512)
+    names = [b"\x00\xff", b"b"]
+    with Store.open(tmp_path, schema, config) as store:
+        for n in range(20):
+            store.append([(0, pa.record_batch([pa.array(names), pa.array([n, n])], schema=schema))])
+        assert store.statistics().segments > 1
+        assert next(store.erase(names[0], partition=0)) > 0
+    with Store.open(tmp_path, schema, config) as store:
+        left = [(row["entity"], row["n"]) for _, rows in store.batches(0, 0) for row in rows.to_pylist()]
+        assert left == [(b"b", n) for n in range(20)]
 
 
 def test_an_erasure_that_the_disk_refused_at_the_opening_is_tried_again(

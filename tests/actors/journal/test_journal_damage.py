@@ -268,12 +268,28 @@ def test_the_columns_are_those_of_what_is_left(journal: Path) -> None:
         assert store.append([(0, rows(1))]) == [Appended(0, COUNT, 1)]
 
 
-def test_damaged_files_are_kept_beside(journal: Path) -> None:
-    flip(-1, 1, 60)(journal)
-    last = segments(journal)[-1]
-    before = last.read_bytes()
+@pytest.mark.parametrize(
+    ("damage", "place"),
+    [("a flip in the block before, body", -1), ("one in the middle is cut", 1), ("one in the middle is longer", 1)],
+)
+def test_damaged_files_are_kept_beside(journal: Path, damage: str, place: int) -> None:
+    DAMAGES[damage](journal)
+    path = segments(journal)[place]
+    before = path.read_bytes()
     Store.open(journal, SCHEMA, ACCEPTING).close()
-    assert last.with_name(last.name + ".damaged").read_bytes() == before
+    assert path.with_name(path.name + ".damaged").read_bytes() == before
+
+
+def test_rows_that_only_a_group_knows_of_are_counted_if_nothing_is_left(journal: Path) -> None:
+    """The segments are gone, and the record of ends with them: the ledger knows how far a group had read."""
+    with Store.open(journal, SCHEMA, SMALL) as store:
+        store.declare_group("readers")
+        store.commit_group("readers", {0: 50})
+    remove_all(journal)
+    (journal / "ends").unlink()
+    with Store.open(journal, SCHEMA, ACCEPTING) as store:
+        assert store.statistics().rows_lost == 50
+        assert store.append([(0, rows(50))]) == [Appended(0, 50, 1)]
 
 
 @pytest.mark.parametrize(

@@ -438,3 +438,24 @@ def test_nothing_is_deleted_for_its_age_right_after_an_opening_far_behind_the_ne
     with Store.open(tmp_path, SCHEMA, AGED, clock=lambda: 1e9 + later) as store:
         store.retain()
         assert store.statistics().segments == (count if kept else 1)
+
+
+@pytest.mark.parametrize(("size", "files"), [(1, 2), (5000, 1)])
+def test_many_blocks_are_merged_at_an_opening_if_they_are_small(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int, files: int
+) -> None:
+    """A segment of large blocks goes on."""
+    monkeypatch.setattr("levada.actors.journal.recovery.MERGE_AT_OPENING", 64)
+    schema = pa.schema([("text", pa.string())])
+    config = JournalConfig(sync="never")
+    with Store.open(tmp_path, schema, config) as store:
+        for n in range(64):
+            store.append([(0, pa.record_batch([pa.array([f"{n} ".ljust(size, "x")])], schema=schema))])
+    blocks = next(tmp_path.glob("partition-*/*.segment")).read_bytes().count(b"LvB1")
+    for _ in range(2):
+        with Store.open(tmp_path, schema, config) as store:
+            found = [int(text.split()[0]) for _, batch in store.batches(0, 0) for text in batch["text"].to_pylist()]
+            assert found == list(range(64))
+    segments = sorted(tmp_path.glob("partition-*/*.segment"))
+    assert len(segments) == files
+    assert (segments[0].read_bytes().count(b"LvB1") < blocks) == (files == 2)
