@@ -16,7 +16,7 @@ import attrs
 from ._wire import Misfit, kind_of
 from .message import Asks, is_message
 
-__all__ = ["CONTAINERS", "Form", "Misfit", "Part", "expand", "part_of", "type_name"]
+__all__ = ["CONTAINERS", "Form", "Misfit", "Part", "expand", "is_value", "part_of", "type_name"]
 
 CONTAINERS: dict[Any, tuple[Any, Any]] = {
     list: ((list,), list),
@@ -113,6 +113,12 @@ def expand(annotation: Any) -> Any:
     if type(annotation).__name__ == "TypeAliasType":  # `type X = …`, Python 3.12 and later
         return expand(annotation.__value__)
     return annotation
+
+
+def is_value(annotation: Any) -> bool:
+    """Whether this is a value, which was given in place of an annotation. What only typing knows is not."""
+    plain = expand(annotation)
+    return isinstance(plain, str | int | float | bytes | list | tuple | dict) or attrs.has(type(plain))
 
 
 def type_name(annotation: Any) -> str:

@@ -37,24 +37,13 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar, overload
 
-import attrs
 import trio
 from trio.lowlevel import Abort, checkpoint, current_task, enable_ki_protection, reschedule, wait_task_rescheduled
 
-from ._runtime.channel_core import (
-    ENDED,
-    OPEN,
-    ChannelCore,
-    Half,
-    Mode,
-    Outcome,
-    Receipt,
-    TerminalState,
-    handles_in,
-)
+from ._runtime.channel_core import ENDED, OPEN, ChannelCore, Half, Mode, Outcome, Receipt, TerminalState, handles_in
 from ._runtime.channel_mailbox import Destination, MailboxFeed
 from ._runtime.tracing import make_core
-from .annotations import expand
+from .annotations import is_value
 from .errors import (
     ChannelError,
     ConfigurationError,
@@ -754,9 +743,7 @@ def oneshot(item: Any, *, name: str | None = None) -> tuple[OneshotSender[Any], 
 
 
 def _check_item(item: Any) -> None:
-    """Refuse a value in place of a type. What only typing knows is accepted."""
-    plain = expand(item)
-    if isinstance(plain, str | int | float | bytes | list | tuple | dict) or attrs.has(type(plain)):
+    if is_value(item):
         raise ConfigurationError(f"the channel is of {item!r:.100}, wanted the class of its messages, or an annotation")
 
 

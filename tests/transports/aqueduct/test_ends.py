@@ -313,17 +313,6 @@ def test_aq45_a_cancelled_channel_ends_without_waiting(pair: Callable[..., Pair]
 
 
 @pytest.mark.rule("AQ-45")
-def test_aq45_the_stack_may_open_the_gate(wire: Callable[..., Wire]) -> None:
-    """If QUIC tells that ChannelControl was acknowledged (D-22 b)."""
-    w, sender = given_sender(wire)
-    sender.cancel()
-    w.flush()
-    w.core.stream_acked(5)
-    w.flush()
-    assert w.resets == {5: 1}
-
-
-@pytest.mark.rule("AQ-45")
 def test_aq45_close_receiver_while_the_gate_is_shut(wire: Callable[..., Wire]) -> None:
     """S→R is ended properly (D-21), the outcome is cancelled."""
     w, sender = given_sender(wire)

@@ -55,16 +55,7 @@ from .frames import (
 from .links import ConnectionLinks
 from .receiver import NO_MESSAGES, Delivery, ReceiverHalf
 from .sender import SenderHalf
-from .state import (
-    CONNECTION,
-    ENDS,
-    PLACES,
-    ConnectionInput,
-    ConnectionState,
-    ReceiverState,
-    SenderState,
-    StreamPosition,
-)
+from .state import CONNECTION, ENDS, PLACES, ConnectionInput, ConnectionState, ReceiverState, SenderState, StreamPosition
 from .streams import NO_BYTES, AqueductStream, StreamTable
 from .timers import AqueductTimers
 
@@ -73,7 +64,7 @@ __all__ = ["AqueductCore"]
 # Looking up an enum member takes 6 times as long as looking up a name, and each message needs these.
 _SENDING = (SenderState.OPEN, SenderState.UNATTACHED)
 _OPEN, _MESSAGES = ConnectionState.OPEN, StreamPosition.MESSAGES
-_GREETED = (ConnectionState.OPEN, ConnectionState.DRAINING, ConnectionState.CLOSED)
+_GREETED = (ConnectionState.OPEN, ConnectionState.DRAINING, ConnectionState.CLOSED)  # AQ-16: the peer speaks Aqueduct
 _KINDS = frozenset(FrameType)
 _SMALL = 4096  # bytes
 _GREETINGS = (FrameType.VERSION, FrameType.CONNECTION_CONTROL)
@@ -224,13 +215,6 @@ class AqueductCore:
             if isinstance(stream.sender, SenderHalf):
                 self._timers.stopped(stream.sender)
             stream.stopped()
-        return self._finish_turn()
-
-    def stream_acked(self, stream_id: int) -> list[Event]:
-        """Record that the peer has the first bytes of a stream, if QUIC can tell. Source: AQ-45 (D-22b)."""
-        stream = self.streams.table.get(stream_id)
-        if stream is not None and not stream.gate_open:
-            self._open_gate(stream)
         return self._finish_turn()
 
     def receive_datagram(self, data: bytes, now: float) -> list[Event]:
@@ -427,7 +411,7 @@ class AqueductCore:
                 if sender.waits_for_room:
                     sender.wake()
         if self.held > self._most_held and self.state is not ConnectionState.CLOSED:
-            rule = "AQ-40" if self._greeted() else "AQ-17"
+            rule = "AQ-40" if self.state in _GREETED else "AQ-17"
             self._excess = LimitExceeded(f"{self.held} bytes held, at most {self._most_held}", rule=rule)
         if self._excess is not None:
             self._fail(self._excess)
@@ -552,13 +536,9 @@ class AqueductCore:
             if kind == FrameType.CONNECTION_CONTROL and place is StreamPosition.CONNECTION:
                 raise violation("E-12")
             raise violation("E-8", f"{FrameType(kind).name} on {place.value}")
-        if kind != FrameType.VERSION and place in _BEGINNINGS and not self.client and not self._greeted():
+        if kind != FrameType.VERSION and place in _BEGINNINGS and not self.client and self.state not in _GREETED:
             raise violation("E-14", f"{FrameType(kind).name} on {place.value}")
         return following
-
-    def _greeted(self) -> bool:
-        """Whether a client knows that the peer speaks Aqueduct. Source: AQ-16."""
-        return self.state in _GREETED
 
     def _must_wait(self, kind: int) -> bool:
         """Whether a frame is held back. Source: AQ-17 (D-8), AQ-21 (D-11)."""
@@ -616,12 +596,9 @@ class AqueductCore:
             case _:
                 pass  # Version was checked when it was decoded
         if not stream.gate_open:
-            self._open_gate(stream)
-
-    def _open_gate(self, stream: AqueductStream) -> None:
-        stream.gate_open = True
-        if stream.half is not None:
-            stream.half.gate_opened()
+            stream.gate_open = True
+            if stream.half is not None:
+                stream.half.gate_opened()
 
     def _greet(self, stream: AqueductStream, headers: Headers) -> None:
         """Process ConnectionControl. Source: AQ-15, AQ-16, AQ-17, E-12."""

@@ -32,7 +32,7 @@ from levada.transports.lumberjack.events import (
     Refused,
     WriterEvent,
 )
-from levada.transports.lumberjack.frames import encode_window
+from levada.transports.lumberjack.frames import encode_envelope, encode_window
 from levada.transports.lumberjack.state import WRITER_TRANSITIONS, WriterInput, WriterState
 
 __all__ = ["SendQueue", "WriterCore"]
@@ -69,9 +69,8 @@ class WriterCore:
     def __init__(self, config: WriterConfig, *, now: float, first_sequence: int = 1) -> None:
         self.state = WriterState.OPEN
         self._config = config
-        self._version = b"%d" % config.version
-        self._event = self._version + (b"J" if config.json else b"D")
-        self._ack = self._version + b"A"
+        self._event = b"%d" % config.version + (b"J" if config.json else b"D")
+        self._ack = b"%dA" % config.version
         self._stream = config.mode == "stream"
         self._most_flights = config.windows_in_flight
         self._in = bytearray()
@@ -139,8 +138,7 @@ class WriterCore:
         frames = b"".join(parts)
         if not self._config.compression or len(frames) < _PLAIN_BELOW:
             return frames
-        packed = zlib.compress(frames, self._config.compression)
-        return _HEAD.pack(self._version + b"C", len(packed)) + packed
+        return encode_envelope(self._config.version, zlib.compress(frames, self._config.compression))
 
     def take_events(self) -> list[WriterEvent]:
         """Return an empty list: every call of this core returns its events itself."""
