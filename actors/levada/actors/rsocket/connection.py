@@ -53,6 +53,7 @@ from levada.transports.rsocket.events import (
     StreamCompleted,
     StreamFailed,
 )
+from levada.transports.rsocket.extensions import Authentication
 from levada.transports.rsocket.reactive_streams import ReactiveStreamsCore
 
 from .config import ClientConfig, ServerConfig
@@ -542,7 +543,7 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         self.idle.close()
         del self.handle
 
-    async def check(self, request: Request) -> None:
+    async def check(self, request: Request, shown: Authentication) -> None:
         """Check the credentials that a request brings."""
 
     def _on_lease(self, event: LeaseGranted) -> None:

@@ -71,8 +71,8 @@ class Fired(Pooled):
             request = fired.popleft()
             connection.begun()
             try:
-                if connection.checks_requests:
-                    await connection.check(request)
+                if connection.checks_requests and (shown := request.credentials) is not None:
+                    await connection.check(request, shown)
                 result: Any = connection.responder(request)
                 if type(result) is CoroutineType or (result is not None and isawaitable(result)):
                     result = await result

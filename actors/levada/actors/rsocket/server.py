@@ -169,11 +169,8 @@ class ServerConnection(RSocketDriver):
         self.apply(self.core.take_events())
         self.flush()
 
-    async def check(self, request: Request) -> None:
+    async def check(self, request: Request, shown: Authentication) -> None:
         """Ask the hook to decide on a request that brings credentials of its own."""
-        shown = request.credentials
-        if shown is None:
-            return
         gatekeeper = self.listener.gatekeeper
         own = attrs.evolve(self.credentials, setup=self.handle.setup, identity=self.identity)
         credentials = _with(own, shown)

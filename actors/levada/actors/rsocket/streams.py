@@ -564,8 +564,8 @@ class Answer(_Producing):
         try:
             if connection.answer_bytes:
                 await connection.turn()  # a peer that does not read its answers gets no more of them
-            if connection.checks_requests:
-                await connection.check(request)
+            if connection.checks_requests and (shown := request.credentials) is not None:
+                await connection.check(request, shown)
             if self.inbound is not None:
                 connection.core.send_request_n(stream_id, connection.config.window)  # RS-66: the handler is ready
             result: Any = connection.responder(request)

@@ -142,7 +142,7 @@ class Cell(Ref[Any]):
 
     async def ask(self, message: Any, *, timeout: float | None = DEFAULT_TIMEOUT) -> Any:
         await trio.lowlevel.checkpoint_if_cancelled()
-        if timeout is not DEFAULT_TIMEOUT:
+        if timeout is not None and timeout is not DEFAULT_TIMEOUT:
             check_timeout(timeout)
         if BEFORE_ASKS:
             await prepare_to_ask()
