@@ -26,7 +26,6 @@ from typing import (
 import outcome
 from trio.lowlevel import disable_ki_protection
 
-from ._runtime.awaitables import is_generator_function
 from ._runtime.dispatch import RUNTIME_ENTRIES
 from .annotations import expand
 from .errors import ConfigurationError
@@ -209,10 +208,17 @@ def _shown(annotation: Any) -> str:
 
 def refuse_generator(function: Any, where: str) -> None:
     """Raise `ConfigurationError` if `function` yields: the runtime would not run the generator."""
-    if is_generator_function(function):
+    if _makes_generator(function):
         raise ConfigurationError(
             f"{where} yields, but the runtime does not run generators; return or await instead, and send several values by a channel"
         )
+
+
+def _makes_generator(function: Any) -> bool:
+    """Whether a call makes a generator that cannot be awaited; a generator of `types.coroutine` can."""
+    if inspect.isasyncgenfunction(function):
+        return True
+    return inspect.isgeneratorfunction(function) and not function.__code__.co_flags & inspect.CO_ITERABLE_COROUTINE
 
 
 def is_handler(function: object) -> bool:

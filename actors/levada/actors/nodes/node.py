@@ -15,13 +15,14 @@ import math
 import os
 import signal
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
-from typing import TYPE_CHECKING, Any, Final, Protocol
+from typing import TYPE_CHECKING, Any, Final, Protocol, TypeAlias
 
 import attrs
 import trio
 
+from levada.actors.aqueduct.schema import compare_classes, schemas
 from levada.framework import Asks, Down, Failed, Normal, Reason, Ref, Reply, Shutdown, handles, schema_fingerprint
 from levada.framework.embedding import UntracedActor, release
 from levada.framework.text import printable
@@ -42,7 +43,6 @@ from .messages import (
     Welcome,
 )
 from .settings import NodeSettings
-from .versions import Classes, misfits
 
 if TYPE_CHECKING:
     from .fleet import Fleet
@@ -60,6 +60,10 @@ _REMEDIES: Final = {
     errno.EMFILE: ": raise the limit of open files (ulimit -n)",
     errno.EAGAIN: ": raise the limit of processes and threads (ulimit -u)",
 }
+
+
+Classes: TypeAlias = dict[str, list[tuple[str, str, bool]]]
+"""Message classes, as `levada.framework.codec.schema_of` describes them."""
 
 
 def control_schema() -> str:
@@ -231,6 +235,23 @@ class _Kill:
     """The node did not end: send SIGKILL."""
 
 
+def _misfits(name: str, classes: Classes, up: Mapping[str, Classes]) -> tuple[str, list[str]]:
+    """Compare the message classes of a node that starts with the classes of the driver and of the nodes that are up.
+
+    A class may have grown: by fields at the end that have defaults. A class that only one side has is no difference.
+
+    Returns:
+        The first difference that cannot work, empty if there is none; and the fields that are renamed.
+    """
+    renamed: dict[str, None] = {}
+    for other, known in {"the driver": schemas(classes), **up}.items():
+        errors, remarks = compare_classes(known, classes, f"in {other}", f"in {name}")
+        if errors:
+            return printable(errors[0], 1000), []
+        renamed |= dict.fromkeys(remarks)
+    return "", [printable(text) for text in renamed]
+
+
 class Node(UntracedActor[Any]):
     """One node: starts its process, admits it, watches it and ends it."""
 
@@ -376,7 +397,7 @@ class Node(UntracedActor[Any]):
             return "", []  # it was told to drain, and does so now
         if not self._is_mine() or self.state is not MemberState.STARTING:
             return f"{self.place.name} is {self.state.value}", []
-        misfit, renamed = misfits(self.place.name, classes, {each.name: each.classes for each in self._up()})
+        misfit, renamed = _misfits(self.place.name, classes, {each.name: each.classes for each in self._up()})
         if misfit:
             error = self._lost(f"has another version of a message class, and the two cannot work together: {misfit}")
             self._fail(error)

@@ -15,8 +15,7 @@ from typing import Any
 from levada.framework.timers import Tick
 
 from .ask import Ask, RemoteAsk, RemoteTell, ThreadAsk
-from .awaitables import coroutine_of
-from .scheduler import InlineCoroutine
+from .scheduler import InlineCoroutine, coroutine_of
 from .tokens import END_TURN, EndTurn, Start, Stop, Take, TakeSignal, WakeSenders
 from .tracing import TracedAsk, TracedTell, TracedThreadAsk, traced
 

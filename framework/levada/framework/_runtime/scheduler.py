@@ -28,11 +28,12 @@ Private fields used here: ``Cell._actor``, ``Cell._asking``, ``Cell._batch``, ``
 from __future__ import annotations
 
 import contextvars
+import inspect
 import types
 from _thread import get_ident
 from collections import deque
-from collections.abc import Callable, Generator, Iterable
-from types import CoroutineType
+from collections.abc import Awaitable, Callable, Coroutine, Generator, Iterable
+from types import CoroutineType, GeneratorType
 from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
@@ -43,13 +44,13 @@ from trio.lowlevel import (
     RaiseCancelT,
     Task,
     current_task,
+    disable_ki_protection,
     enable_ki_protection,
     reschedule,
     wait_task_rescheduled,
 )
 
 from .ask import Ask, Edge
-from .awaitables import coroutine_of
 from .cell import NO_MESSAGES, Cell, NoActor
 from .phase import RUNNING, STOPPED
 from .tokens import END_TURN, TURN
@@ -59,7 +60,7 @@ if TYPE_CHECKING:
 
     from .contract import System
 
-__all__ = ["EVERY", "SLICE", "SOURCE", "RunQueue", "Worker"]
+__all__ = ["EVERY", "SLICE", "SOURCE", "RunQueue", "Worker", "coroutine_of"]
 
 SLICE: Final = 0.0005
 """Seconds between checkpoints. Any value from 0.2 to 10 ms costs the same; timers of other tasks are late by one to one and a half slices."""
@@ -702,6 +703,25 @@ _TIMES: Final = tuple((None,) * count for count in range(MOST_AT_ONCE + 1))
 
 def _succeed(_: RaiseCancelT) -> Abort:
     return Abort.SUCCEEDED
+
+
+def coroutine_of(result: Any) -> Coroutine[Any, Any, Any] | None:
+    """Wrap an awaitable that is no coroutine in one: of compiled code, of `types.coroutine`, of a class with ``__await__``.
+
+    Returns:
+        The coroutine. ``None`` for a value that cannot be awaited, and for channel handles: these are answers, although some can be awaited.
+    """
+    kind = type(result)
+    if hasattr(kind, "__await__"):
+        return None if hasattr(kind, "attachment_kind") else _drive(result)
+    if kind is GeneratorType and result.gi_code.co_flags & inspect.CO_ITERABLE_COROUTINE:
+        return _drive(result)
+    return None
+
+
+@disable_ki_protection
+async def _drive(awaitable: Awaitable[Any]) -> Any:
+    return await awaitable
 
 
 def _end_turn(_actor: Any, _message: Any) -> Any:

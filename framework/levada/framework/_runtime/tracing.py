@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING, Any, Literal
 from levada.framework.tracing import TRACING
 
 from .ask import Ask, ThreadAsk, Wrapped
-from .awaitables import coroutine_of
 from .channel_core import ChannelCore, Half, TerminalState
+from .scheduler import coroutine_of
 
 if TYPE_CHECKING:
     from levada.framework.tracing import Span, Tracing

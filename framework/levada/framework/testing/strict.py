@@ -20,10 +20,10 @@ import attrs
 from trio.lowlevel import current_task
 
 from levada.framework._runtime.ask import Ask, content_of
-from levada.framework._runtime.awaitables import coroutine_of
 from levada.framework._runtime.cell import NO_HANDLERS, Cell
 from levada.framework._runtime.dispatch import RUNTIME_ENTRIES
 from levada.framework._runtime.kinds import StrictBoundedCell, StrictCell, StrictStoreCell
+from levada.framework._runtime.scheduler import coroutine_of
 from levada.framework._runtime.tokens import Start
 from levada.framework._wire import AttachmentKind, kind_of
 from levada.framework.codec import Codec

@@ -55,7 +55,17 @@ from .frames import (
 from .links import ConnectionLinks
 from .receiver import NO_MESSAGES, Delivery, ReceiverHalf
 from .sender import SenderHalf
-from .state import CONNECTION, ENDS, PLACES, ConnectionInput, ConnectionState, ReceiverState, SenderState, StreamPosition
+from .state import (
+    CONNECTION,
+    ENDS,
+    PLACES,
+    ConnectionInput,
+    ConnectionState,
+    ReceiverState,
+    SenderState,
+    StreamPosition,
+    next_place,
+)
 from .streams import NO_BYTES, AqueductStream, StreamTable
 from .timers import AqueductTimers
 
@@ -65,10 +75,8 @@ __all__ = ["AqueductCore"]
 _SENDING = (SenderState.OPEN, SenderState.UNATTACHED)
 _OPEN, _MESSAGES = ConnectionState.OPEN, StreamPosition.MESSAGES
 _GREETED = (ConnectionState.OPEN, ConnectionState.DRAINING, ConnectionState.CLOSED)  # AQ-16: the peer speaks Aqueduct
-_KINDS = frozenset(FrameType)
 _SMALL = 4096  # bytes
 _GREETINGS = (FrameType.VERSION, FrameType.CONNECTION_CONTROL)
-_BEGINNINGS = (StreamPosition.UNI, StreamPosition.DATAGRAM, StreamPosition.CLIENT_BIDI)
 
 
 class AqueductCore:
@@ -465,7 +473,7 @@ class AqueductCore:
                         return size
                     following = PLACES.get((place, kind))
                     if following is None or self.state is not _OPEN:
-                        following = self._next_place(place, kind)
+                        following = next_place(place, kind, greeted=self.client or self.state in _GREETED)
                         if self._must_wait(kind):
                             stream.blocked = True
                             self._waiting[stream] = None
@@ -505,7 +513,7 @@ class AqueductCore:
             while at < len(data):
                 kind = data[at]
                 if self.state is not ConnectionState.HANDSHAKE:
-                    place = self._next_place(place, kind)
+                    place = next_place(place, kind, greeted=self.client or self.state in _GREETED)
                 if self._must_wait(kind):
                     self._datagrams.append(data[at:])
                     self.held += len(data) - at + 64  # 64: the cost of keeping it, so that empty ones also count
@@ -526,19 +534,6 @@ class AqueductCore:
         except RemoteProtocolError as error:
             error.offset = at
             raise
-
-    def _next_place(self, place: StreamPosition, kind: int) -> StreamPosition:
-        """Check that a frame may occur here, and return the next place. Source: AQ-8, AQ-10, AQ-16, E-6, E-8, E-12, E-14."""
-        following = PLACES.get((place, kind))
-        if following is None:
-            if kind not in _KINDS:
-                raise violation("E-6", f"0x{kind:02x}")
-            if kind == FrameType.CONNECTION_CONTROL and place is StreamPosition.CONNECTION:
-                raise violation("E-12")
-            raise violation("E-8", f"{FrameType(kind).name} on {place.value}")
-        if kind != FrameType.VERSION and place in _BEGINNINGS and not self.client and self.state not in _GREETED:
-            raise violation("E-14", f"{FrameType(kind).name} on {place.value}")
-        return following
 
     def _must_wait(self, kind: int) -> bool:
         """Whether a frame is held back. Source: AQ-17 (D-8), AQ-21 (D-11)."""

@@ -14,11 +14,12 @@ import enum
 from collections.abc import Mapping
 from typing import Final
 
+from .codes import violation
 from .frames import FrameType
 
 __all__ = [
     "CONNECTION", "ENDS", "PLACES", "RECEIVER", "SENDER", "ConnectionInput", "ConnectionState", "Mode",
-    "ReceiverInput", "ReceiverState", "SenderInput", "SenderState", "StreamPosition",
+    "ReceiverInput", "ReceiverState", "SenderInput", "SenderState", "StreamPosition", "next_place",
 ]  # fmt: skip
 
 
@@ -126,6 +127,29 @@ ENDS: Final[Mapping[StreamPosition, str | None]] = {
     _P.DISCARD: None,
 }
 """The rule broken if a direction finishes, or a datagram ends, in this place. Source: AQ-11, AQ-13, AQ-15."""
+
+_KINDS = frozenset(FrameType)
+_BEGINNINGS = (_P.UNI, _P.DATAGRAM, _P.CLIENT_BIDI)
+
+
+def next_place(place: StreamPosition, kind: int, *, greeted: bool) -> StreamPosition:
+    """Return the place behind a frame of this kind; `greeted`: this side is a client, or the client has greeted it.
+
+    Raises:
+        RemoteProtocolError: it may not occur here.
+
+    Source: AQ-8, AQ-10, AQ-16, E-6, E-8, E-12, E-14.
+    """
+    following = PLACES.get((place, kind))
+    if following is None:
+        if kind not in _KINDS:
+            raise violation("E-6", f"0x{kind:02x}")
+        if kind == FrameType.CONNECTION_CONTROL and place is StreamPosition.CONNECTION:
+            raise violation("E-12")
+        raise violation("E-8", f"{FrameType(kind).name} on {place.value}")
+    if kind != FrameType.VERSION and place in _BEGINNINGS and not greeted:
+        raise violation("E-14", f"{FrameType(kind).name} on {place.value}")
+    return following
 
 
 class ConnectionState(_Key):

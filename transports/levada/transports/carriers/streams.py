@@ -57,14 +57,11 @@ _SLICE = 256 * 1024
 class Waiter:
     """A place where one task at a time waits until it is woken; the task then checks whether it may continue.
 
-    It is a slot for a task, since an event or a parking lot would need new objects for each wait.
+    It is a place for a task, since an event or a parking lot would need new objects for each wait.
     """
 
-    __slots__ = ("task",)
-
-    def __init__(self) -> None:
-        self.task: trio.lowlevel.Task | None = None
-        """The waiting task."""
+    task: trio.lowlevel.Task | None = None
+    """The waiting task."""
 
     async def wait(self) -> None:
         """Wait for `wake`.
