@@ -32,10 +32,10 @@ LIMITS = {
     "rsocket": (71, 13),
     "aqueduct": (59, 13),
     "aqueduct-run": (1622, 13),
-    "aqueduct-sender": (577, 36),
+    "aqueduct-sender": (569, 35),
     "maop": (227, 21),
-    "durable": (111, 19),
-    "spark": (256, 31),
+    "durable": (109, 18),
+    "spark": (247, 26),
 }
 """Calls and files of a walk, at most."""
 

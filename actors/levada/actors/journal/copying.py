@@ -306,7 +306,7 @@ def _copied(found: Inspection, directory: Path, size: int) -> Copied:
     return Copied(
         directory=directory,
         epoch=found.epoch,
-        opening=found.ledger.opening if found.ledger.begun else "",
+        opening=found.ledger.opening,
         first={each.number: each.first if each.segments else 0 for each in found.partitions},
         end={each.number: each.end for each in found.partitions},
         rows=sum(found.rows(each.number) for each in found.partitions),

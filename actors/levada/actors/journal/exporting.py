@@ -139,8 +139,8 @@ def export(
             for part in table.rest():
                 rows += part.num_rows
                 write(part)
-        opening = found.ledger.opening if found.ledger.begun else ""
-        return Exported(path=path, rows=rows, size=out.tell(), epoch=found.epoch, opening=opening, end=stops)
+        size, opening = out.tell(), found.ledger.opening
+        return Exported(path=path, rows=rows, size=size, epoch=found.epoch, opening=opening, end=stops)
 
 
 def _format_of(path: Path) -> str:

@@ -209,6 +209,8 @@ class Ledger:
                 self._openings.append(_Opening(number, name, dict(enumerate(json.loads(ends)))))
             for partition, first, end in connection.execute("SELECT partition, first, end FROM losses"):
                 self._losses.setdefault(partition, {})[end] = first
+        self.opening = self._openings[-1].name if self._openings else ""
+        """Name of the current opening, see `begin`; empty before the first."""
 
     @classmethod
     def open(cls, platform: Platform, path: Path, *, partitions: int, commits: int = 0) -> Ledger:
@@ -272,11 +274,6 @@ class Ledger:
             for partition, offset in offsets.items():
                 ends[partition] = max(ends[partition], offset)
         return ends
-
-    @property
-    def opening(self) -> str:
-        """Name of the current opening; see `begin`."""
-        return self._openings[-1].name
 
     @property
     def openings(self) -> int:
@@ -347,6 +344,7 @@ class Ledger:
             connection.execute("UPDATE facts SET value = 1 WHERE name = 'ready'")
         self.ready = True
         self._openings = [*self._openings, opening][-KEPT_OPENINGS:]
+        self.opening = opening.name
 
     def add_losses(self, losses: Mapping[int, Sequence[tuple[int, int]]]) -> None:
         """Record ranges of lost rows, whose loss was accepted, for some partitions."""

@@ -455,7 +455,7 @@ class Bridge(Desk):
         m: ReadBlocks = request.message(ReadBlocks)
         with self._reads.counted(request.connection, 1):
             try:
-                mailbox = await self._opened(name)
+                mailbox = self._mailboxes.get(name) or await self._opened(name)
                 async with aclosing(blocks_of(name, mailbox.journal, m, mailbox.archive)) as blocks:
                     async for payload in blocks:
                         yield payload

@@ -124,7 +124,7 @@ async def _here(journal: Ref[Any], m: Wanted, start: int) -> AsyncGenerator[tupl
                 await _require_still_whole(journal, m.partition, start)
             columns = b"" if block.schema is schema else block.schema.serialize().to_pybytes()
             yield BlockHead(block.first, block.rows, block.skip, columns), block.data.to_pybytes()
-            schema, start = block.schema, block.end
+            schema, start = block.schema, block.first + block.rows
 
 
 async def _away(journal: JournalAway, m: Wanted, start: int) -> AsyncGenerator[tuple[BlockHead, bytes], None]:
