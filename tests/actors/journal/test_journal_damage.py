@@ -280,6 +280,20 @@ def test_damaged_files_are_kept_beside(journal: Path, damage: str, place: int) -
     assert path.with_name(path.name + ".damaged").read_bytes() == before
 
 
+def test_a_damaged_file_before_one_without_rows_is_kept_beside(journal: Path) -> None:
+    grown = SCHEMA.append(pa.field("more", pa.string()))
+    Store.open(journal, grown, SMALL).close()  # begins a segment with these columns
+    flip(-2, 2, 60)(journal)
+    path = segments(journal)[-2]
+    before = path.read_bytes()
+    for config in (ACCEPTING, SMALL):
+        with Store.open(journal, grown, config) as store:
+            assert readable(store) == list(range(COUNT - 10))
+            assert store.extent().end == {0: COUNT}
+            assert store.statistics().rows_lost == (10 if config is ACCEPTING else 0)
+    assert path.with_name(path.name + ".damaged").read_bytes() == before
+
+
 def test_rows_that_only_a_group_knows_of_are_counted_if_nothing_is_left(journal: Path) -> None:
     """The segments are gone, and the record of ends with them: the ledger knows how far a group had read."""
     with Store.open(journal, SCHEMA, SMALL) as store:
