@@ -96,25 +96,30 @@ def system_tasks(system: ActorSystem) -> list[str]:
 
 async def test_tasks_run_beside_the_handlers_and_end_with_the_actor(system: ActorSystem) -> None:
     log: Log = []
+    names: dict[str, str] = {}
     ref = system.spawn(Worker, log)
 
     async def task(name: str) -> None:
+        names[name] = trio.lowlevel.current_task().name
         log.append(f"begin {name}")
         try:
             await trio.sleep_forever()
         finally:
             log.append(f"end {name}")
 
-    await ref.ask(Do(lambda actor: actor.start_soon(task, "a")))
-    await ref.ask(Do(lambda actor: actor.start_soon(task, "b", name="bee")))
+    await ref.ask(Do(lambda actor: actor.start_soon(task, "a", name="ay")))
     await wait_all_tasks_blocked()
-    assert sorted(log) == ["begin a", "begin b"]
+    await ref.ask(Do(lambda actor: actor.start_soon(task, "b", name="bee")))
+    await ref.ask(Do(lambda actor: actor.start_soon(task, "c")))
+    await wait_all_tasks_blocked()
+    assert sorted(log) == ["begin a", "begin b", "begin c"]
+    assert names == {"a": "ay", "b": "bee", "c": f"{task.__module__}.{task.__qualname__}"}
     assert await ref.ask(Do(lambda actor: "still here")) == "still here"
     ref.stop()
     assert await ref.terminated() == Shutdown()
     # Hooks come before the tasks are ended.
-    assert log[2] == "stopping"
-    assert sorted(log[3:]) == ["end a", "end b"]
+    assert log[3] == "stopping"
+    assert sorted(log[4:]) == ["end a", "end b", "end c"]
     assert system_tasks(system) == []
 
 

@@ -381,6 +381,37 @@ async def test_waiting_senders_and_askers_come_in_first_come_first_served(system
         assert await desk.open() == list(range(10))
 
 
+async def test_a_free_place_belongs_to_those_in_line(system: ActorSystem) -> None:
+    """They are let in when half of the messages are handled; until then no other message takes the places that are free."""
+    gates, seen = [trio.Event() for _ in range(3)], list[int]()
+
+    @actor
+    async def slow(m: Item) -> None:
+        seen.append(m.n)
+        if m.n < len(gates):
+            await gates[m.n].wait()
+
+    ref = system.spawn(slow, mailbox=bounded(4))
+    ref.tell(Item(0))
+    await wait_all_tasks_blocked()
+    for n in range(1, 5):
+        ref.tell(Item(n))
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ref.send, Item(5))
+        for gate in gates[:2]:
+            await wait_all_tasks_blocked()
+            gate.set()
+        await wait_all_tasks_blocked()
+        assert seen == [0, 1, 2]
+        with pytest.raises(MailboxFull):
+            ref.tell(Item(-1))
+        nursery.start_soon(ref.send, Item(6))
+        await wait_all_tasks_blocked()
+        gates[2].set()
+    await wait_all_tasks_blocked()
+    assert seen == [0, 1, 2, 3, 4, 5, 6]
+
+
 async def test_a_sender_that_was_let_in_has_its_slot_before_it_wakes(system: ActorSystem) -> None:
     """A later tell neither overtakes it nor goes past the bound."""
     refused: list[int] = []

@@ -417,6 +417,25 @@ async def test_the_log_has_the_whole_traceback_and_the_reason_its_lines(
         assert frame.f_back is None
 
 
+async def test_errors_that_are_each_others_cause_lose_their_frames(system: ActorSystem) -> None:
+    one, other = ValueError("one"), KeyError("other")
+
+    class Round(Source):
+        @handles
+        def fail(self, m: Fail) -> None:
+            try:
+                raise other from one
+            except KeyError:
+                raise one from other
+
+    ref = system.spawn(Round)
+    ref.tell(Fail())
+    assert await ref.terminated() == Failed(one)
+    for error in (one, other):
+        assert lines_of(error)
+        assert all(frame.f_locals == {} and frame.f_back is None for frame in frames_of(error))
+
+
 async def test_the_parts_of_a_group_lose_their_frames_too(system: ActorSystem) -> None:
     class Many(Source):
         @handles

@@ -43,6 +43,7 @@ async def test_supervisor_starts_and_stops_children_at_run_time(system: ActorSys
     assert not late.is_alive
     assert await late.terminated() == Shutdown()
     assert await team.ask(StopChild("late")) is False
+    assert await system.spawn(Supervisor).ask(StopChild("late")) is False
     assert [ref.path for ref in await team.ask(Children())] == ["/team/a"]
     again = await team.ask(StartChild(worker(log, "late")))
     assert again is not late

@@ -154,7 +154,6 @@ class _Entered:
         self.scope = trio.CancelScope()
         self.leave = trio.Event()
         self.gone = trio.Event()
-        self.inside = False
         self.result: outcome.Outcome[Any] | None = None
         self.waiter: Task | None = None
 
@@ -187,13 +186,12 @@ class _Entered:
         try:
             with self.scope:
                 async with self.context as value:
-                    self.inside = True
                     self._tell(outcome.Value(value))
                     await self.leave.wait()
         except BaseException as error:
             cancelled, rest = split_cancelled(error)
             if rest is not None:
-                if self.inside or self.waiter is None:
+                if self.waiter is None:  # it was entered, or nothing waits for it any more
                     self.cell.system.lifecycle.task_failed(self.cell, rest)
                 else:
                     self._tell(outcome.Error(rest))
