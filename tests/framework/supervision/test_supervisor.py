@@ -8,7 +8,7 @@ import pytest
 import trio
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from levada.framework import ActorSystem, Failed, Shutdown, child, rest_for_one, restart
+from levada.framework import ActorSystem, Failed, Shutdown, child, handles, rest_for_one, restart
 from levada.framework.errors import ConfigurationError, NameTaken
 from levada.framework.supervisor import Children, StartChild, StopChild, Supervisor
 
@@ -78,6 +78,26 @@ async def test_stop_child_kills_after_the_deadline(autojump_clock: MockClock) ->
         assert await team.ask(StopChild("a"), timeout=None) is True
         assert trio.current_time() == pytest.approx(2.0)
         assert await ref.terminated() == Shutdown()
+        assert await team.ask(Children()) == []
+
+
+async def test_stop_child_waits_for_the_end_of_a_child_that_it_kills(autojump_clock: MockClock) -> None:
+    class Tidy(Worker):
+        @handles
+        async def wait(self, m: Wait) -> None:
+            try:
+                await trio.sleep(m.seconds)
+            finally:
+                with trio.CancelScope(shield=True):
+                    await trio.sleep(3.0)
+
+    async with ActorSystem(stop_timeout=2.0) as system:
+        team = system.spawn(Supervisor, [child(Tidy, [], name="a")])
+        (ref,) = await team.ask(Children())
+        ref.tell(Wait(1000.0))
+        await wait_all_tasks_blocked()
+        assert await team.ask(StopChild("a"), timeout=None) is True
+        assert trio.current_time() == pytest.approx(5.0)
         assert await team.ask(Children()) == []
 
 

@@ -100,8 +100,7 @@ class ActorHost:
                 self._contexts.remove(entered)
 
     def cancel(self) -> None:
-        """Cancel everything, including contexts that are being left."""
-        self._closing = True
+        """Cancel everything, including contexts that are being left; `close` comes before this or follows at once."""
         self.cancel_tasks()
         for entered in self._contexts:
             entered.scope.cancel()
