@@ -123,6 +123,24 @@ async def test_tasks_run_beside_the_handlers_and_end_with_the_actor(system: Acto
     assert system_tasks(system) == []
 
 
+async def test_a_task_that_has_ended_leaves_none_of_its_arguments(system: ActorSystem) -> None:
+    class Value:
+        pass
+
+    async def task(value: Value) -> None:
+        pass
+
+    ref, values = system.spawn(Worker, []), list[weakref.ref[Value]]()
+    for _ in range(2):  # the second one finds the nursery open
+        value = Value()
+        values.append(weakref.ref(value))
+        await ref.ask(Do(functools.partial(lambda value, actor: actor.start_soon(task, value), value)))
+        del value
+        await wait_all_tasks_blocked()
+    gc.collect()
+    assert [each() for each in values] == [None, None]
+
+
 async def test_a_task_that_fails_is_a_failure_of_the_actor(system: ActorSystem) -> None:
     log: Log = []
     ref = system.spawn(Worker, log)
@@ -287,6 +305,24 @@ async def test_an_actor_that_stops_starts_nothing_more(system: ActorSystem, use:
     assert len(outcomes) == 1
     assert "is stopping" in outcomes[0]
     assert log == ["stopping"]
+
+
+async def test_who_waits_for_a_context_that_is_cancelled_is_told_so(autojump_clock: MockClock) -> None:
+    """Also where its own cancellation does not reach it."""
+    log: Log = []
+
+    async def enters(actor: Worker) -> None:
+        with trio.CancelScope(shield=True), pytest.raises(RuntimeError) as caught:
+            await actor.enter(context(log, "slow", slow_in=1000.0))
+        log.append((trio.current_time(), str(caught.value)))
+
+    async with ActorSystem(stop_timeout=2.0, shutdown_timeout=60) as system:
+        ref = system.spawn(Worker, log, name="worker")
+        await ref.ask(Do(lambda actor: actor.start_soon(enters, actor)))
+        await wait_all_tasks_blocked()
+        ref.stop()
+        assert await ref.terminated() == Shutdown()
+        assert log[-1] == (pytest.approx(2.0), "/worker is stopping")
 
 
 async def test_a_task_that_swallows_its_cancellation_is_waited_for_and_reported(
