@@ -6,12 +6,17 @@ import gc
 import struct
 import sys
 import zlib
+from itertools import pairwise
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from levada.transports.lumberjack import encode_data, encode_envelope, encode_json, encode_window
 from levada.transports.lumberjack.json_text import parse_json
+
+from .conftest import Desk
 
 
 def data_frame(sequence: int, *pairs: tuple[bytes, bytes]) -> bytes:
@@ -109,6 +114,67 @@ def test_lj8_no_pairs_empty_text_and_keys_given_twice(desk: Any) -> None:
     """LJ-8: zero pairs are an empty map, empty keys and values are legal, the last of equal keys wins."""
     assert one(desk, data_frame(1)).delivered == [{}]
     assert one(desk, data_frame(1, (b"", b""), (b"a", b"1"), (b"a", b"2"))).delivered == [{"": "", "a": "2"}]
+
+
+KEYS = [b"line", b"lin", b"lines", b"host", b"", b"\xff", "ключ".encode(), b"k" * 64, b"k" * 65]
+PAIRS = st.lists(st.tuples(st.sampled_from(KEYS), st.binary(max_size=6)), max_size=4)
+
+
+@pytest.mark.rule("LJ-7")
+@pytest.mark.rule("LJ-8")
+@given(layouts=st.lists(PAIRS, min_size=1, max_size=3), data=st.data())
+def test_lj7_lj8_each_event_has_its_own_pairs_whatever_the_one_before_had(
+    layouts: list[list[tuple[bytes, bytes]]], data: st.DataObject
+) -> None:
+    """LJ-7, LJ-8: events with the same keys, almost the same, or others, with keys given twice, cut anywhere."""
+    drawn = data.draw(st.lists(st.tuples(st.sampled_from(layouts), st.binary(max_size=3)), min_size=2, max_size=6))
+    events = [[(key, value + more) for key, value in layout] for layout, more in drawn]
+    wire = encode_window(1, len(events)) + b"".join(data_frame(1, *event) for event in events)
+    reader = Desk()
+    cuts = sorted(data.draw(st.sets(st.integers(1, len(wire) - 1), max_size=3)))
+    for start, end in pairwise((0, *cuts, len(wire))):
+        reader.feed(wire[start:end])
+    assert reader.delivered == [
+        {key.decode("utf-8", "surrogateescape"): value.decode("utf-8", "surrogateescape") for key, value in event}
+        for event in events
+    ]
+
+
+@pytest.mark.rule("LJ-36")
+@pytest.mark.rule("LJ-39")
+def test_lj36_lj39_an_event_with_the_keys_of_the_one_before_has_its_limits(desk: Any) -> None:
+    """LJ-36, LJ-39: the second of two frames is judged as the first is; a value of more than 64 KiB is taken."""
+    first = data_frame(1, (b"j", b"x" * 10), (b"k", b"x" * 10))
+    for j, k, rule in ((10, 10, None), (10, 11, "LJ-39"), (30, 0, "LJ-39"), (21, 0, "LJ-36")):
+        reader = desk(max_frame=48)
+        reader.feed(encode_window(1, 2) + first + data_frame(2, (b"j", b"x" * j), (b"k", b"x" * k)))
+        assert (len(reader.delivered), reader.refused) == (0 if rule else 2, rule)
+    reader, first = desk(), data_frame(1, (b"j", b"1"), (b"k", b"2"))
+    reader.take(
+        reader.core.receive_data(encode_window(1, 2) + first + data_frame(2, (b"j", b"3"), (b"k", b"x" * 70_000)), 0.0)
+    )
+    assert reader.core.large  # a step of its own
+    reader.work()
+    assert reader.delivered == [{"j": "1", "k": "2"}, {"j": "3", "k": "x" * 70_000}]
+
+
+@pytest.mark.rule("LJ-5")
+@pytest.mark.rule("LJ-8")
+def test_lj5_lj8_keys_are_not_taken_for_those_of_the_event_before(desk: Any) -> None:
+    """LJ-5, LJ-8: not if a key only begins like the one before, the event is cut, or it has fewer pairs and such bytes behind it."""
+    longer = b"line\0\0\0\1x"
+    wire = (
+        encode_window(1, 2) + data_frame(1, (b"k", b"1"), (b"line", b"2")) + data_frame(2, (b"k", b"3"), (longer, b"4"))
+    )
+    for cut in range(1, len(wire)):
+        reader = desk()
+        reader.feed(wire[:cut])
+        reader.feed(wire[cut:])
+        assert reader.delivered == [{"k": "1", "line": "2"}, {"k": "3", longer.decode(): "4"}]
+    first, second = data_frame(1, (b"k", b"1"), (b"line", b"2")), data_frame(2, (b"k", b"3"))
+    reader = desk()
+    reader.feed(encode_window(1, 2) + first + second + first[-13:])  # the second pair
+    assert (reader.delivered, reader.refused) == ([{"k": "1", "line": "2"}, {"k": "3"}], "LJ-2")
 
 
 @pytest.mark.rule("LJ-11")

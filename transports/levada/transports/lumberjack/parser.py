@@ -14,7 +14,7 @@ from __future__ import annotations
 import struct
 from enum import Enum, auto
 from gc import is_tracked
-from typing import Any
+from typing import Any, TypeAlias
 
 from levada.framework.errors import RemoteProtocolError
 from levada.transports.lumberjack.config import ReaderConfig
@@ -42,6 +42,11 @@ _U32 = struct.Struct(">I")
 _A, _C, _D, _J, _W = b"ACDJW"
 _KEYS = 256  # keys whose text is cached, of up to _KEY bytes each
 _KEY = 64
+_EXPECTED = 32  # keys that are expected in the next event, of up to _KEY bytes each
+
+
+_Expected: TypeAlias = tuple[tuple[bytes, int, str], ...]
+"""The keys of the next event: each with its length in front, the bytes from there to its value, and its text."""
 
 
 class ParserStop(Enum):
@@ -72,7 +77,7 @@ class FrameParser:
 
     # fmt: off
     __slots__ = (
-        "_ahead", "_at", "_base", "_config", "_data", "_depth", "_fields", "_item_cost", "_items", "_keys", "_left", "_need", "_number",
+        "_ahead", "_at", "_base", "_config", "_data", "_depth", "_expected", "_fields", "_item_cost", "_items", "_keys", "_left", "_need", "_number",
         "_pairs", "_rate", "_tail", "_tail_size", "_types", "_used", "_version", "cost", "count", "payload", "sequence", "window",
     )  # fmt: skip
     # fmt: on
@@ -95,6 +100,7 @@ class FrameParser:
         self._used = 0  # bytes of it that were parsed
         self._fields: dict[str, str] = {}
         self._keys: dict[bytes, str] = {}
+        self._expected: _Expected | None = None  # until an event of `_data` is complete
         self._rate = 0.0  # cost of a byte of JSON in the rest of `_data`; 0 if it is not known yet
         self._items: list[Any] = []  # items of an array in version 1 that are still to be delivered, the last one first
         self._item_cost = 0
@@ -169,6 +175,7 @@ class FrameParser:
             self._tail_size = 0
         self._data = data
         self._rate = 0.0
+        self._expected = None
 
     def parse(self, out: list[dict[str, Any]] | None, room: int, cost_room: int, *, cut: bool = True) -> ParserStop:
         """Find events until there is a reason to stop.
@@ -195,7 +202,7 @@ class FrameParser:
         config = self._config
         max_frame, max_key, max_cost = config.max_frame, config.max_key, config.max_cost
         max_depth = config.max_json_depth
-        keys, large = self._keys, _LARGE
+        keys, expected, large = self._keys, self._expected, _LARGE
         event_head, u32 = _EVENT_HEAD.unpack_from, _U32.unpack_from
         small_room = min(cost_room, max_cost) - _SMALL_COST
         count = cost = 0
@@ -295,6 +302,19 @@ class FrameParser:
                     last = start + max_frame
                     bound = min(last, end)
                     at += 10
+                    if expected and length == len(expected) and out is not None:
+                        # Most events have the keys of the one before: comparing them takes 1.9 us for an event of five pairs, reading
+                        # them 2.35. Whatever is unusual, or missing, is left for the loop below.
+                        for name, size, key in expected:
+                            value_at = at + size
+                            if value_at > bound or data[at : value_at - 4] != name:
+                                break
+                            value_end = value_at + u32(data, value_at - 4)[0]
+                            if value_end > bound or value_end - value_at > large:
+                                break
+                            fields[key] = data[value_at:value_end].decode("utf-8", "surrogateescape")
+                            at = value_end
+                            left -= 1
                 while left:
                     if end - at < 4:
                         self._need = 4
@@ -343,6 +363,8 @@ class FrameParser:
                 else:
                     if out is not None:
                         out.append(fields)
+                        if expected is None:
+                            expected = self._expected = _expect(fields)
                     sequence = number
                     cost += BYTE_COST * (at - start) + EVENT_COST + PAIR_COST * pairs
                     count += 1
@@ -450,3 +472,11 @@ class FrameParser:
 
     def _broken(self, detail: str, rule: str, at: int) -> RemoteProtocolError:
         return RemoteProtocolError(detail, rule=rule, offset=self._base + at)
+
+
+def _expect(fields: dict[str, str]) -> _Expected:
+    """Return the keys of an event, which the next one probably has too; none if they are many or long."""
+    if len(fields) > _EXPECTED or max(map(len, fields), default=0) > _KEY:
+        return ()
+    names = ((key, key.encode("utf-8", "surrogateescape")) for key in fields)
+    return tuple((_U32.pack(len(name)) + name, len(name) + 8, key) for key, name in names)
