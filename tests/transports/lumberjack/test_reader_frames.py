@@ -160,8 +160,8 @@ def test_lj36_lj39_an_event_with_the_keys_of_the_one_before_has_its_limits(desk:
 
 @pytest.mark.rule("LJ-5")
 @pytest.mark.rule("LJ-8")
-def test_lj5_lj8_keys_are_not_taken_for_those_of_the_event_before(desk: Any) -> None:
-    """LJ-5, LJ-8: not if a key only begins like the one before, the event is cut, or it has fewer pairs and such bytes behind it."""
+def test_lj5_lj8_keys_are_compared_whole(desk: Any) -> None:
+    """LJ-5, LJ-8: a key may only begin like the one before, be cut anywhere, or lie behind an event with fewer pairs."""
     longer = b"line\0\0\0\1x"
     wire = (
         encode_window(1, 2) + data_frame(1, (b"k", b"1"), (b"line", b"2")) + data_frame(2, (b"k", b"3"), (longer, b"4"))
