@@ -96,6 +96,30 @@ def asyncio_in_a_handler() -> None:
     in_system(ask)
 
 
+@mistake("Cell' object has no attribute")
+def a_method_of_a_ref() -> None:
+    async def call(system: ActorSystem) -> None:
+        clerk(system).answer(Question())
+
+    in_system(call)
+
+
+@mistake("spawn() got an unexpected keyword argument")
+def arguments_by_name() -> None:
+    async def spawn(system: ActorSystem) -> None:
+        system.spawn(Clerk, desk=5)  # type: ignore[call-overload]
+
+    in_system(spawn)
+
+
+@mistake("NoneType can't be used in 'await' expression")
+def await_tell() -> None:
+    async def tell(system: ActorSystem) -> None:
+        await clerk(system).tell(Question())
+
+    in_system(tell)
+
+
 @mistake("was not entered: async with ActorSystem() as system")
 def not_entered() -> None:
     ActorSystem().spawn(Clerk)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import collections
+import dataclasses
+import enum
 import runpy
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any, Generic, TypeVar
+from typing import Any, Generic, TypedDict, TypeVar
 
 import attrs
 import pytest
@@ -104,6 +107,35 @@ def test_a_new_definition_of_the_same_class_takes_over_the_tag() -> None:
     assert tag_of(first) == tag_of(second) == f"{__name__}:define_local.<locals>.Local"
     assert class_of(tag_of(first)) is second
     assert first(1).a == 1
+
+
+def test_classes_that_something_else_makes_are_refused_with_what_to_leave_out() -> None:
+    class Colour(enum.Enum):
+        RED = 1
+
+    class Typed(TypedDict):
+        number: int
+
+    made: list[tuple[Any, str]] = [
+        (message(type("Twice", (), {})), "leave the second @message out"),
+        (attrs.define(type("Attrs", (), {})), "leave @attrs.define out"),
+        (dataclasses.make_dataclass("Data", ["number"]), "leave @dataclass out"),
+        (Colour, "derives from Enum, wanted a plain class"),
+        (collections.namedtuple("Pair", ["one", "two"]), "derives from tuple, wanted a plain class"),
+        (type("Text", (str,), {}), "derives from str, wanted a plain class"),
+        (Typed, "derives from dict, wanted a plain class"),
+    ]
+    for cls, why in made:
+        with pytest.raises(ConfigurationError, match=f"^{cls.__qualname__}.*{why}"):
+            message(cls)
+
+
+def test_a_field_of_another_library_is_no_default() -> None:
+    with pytest.raises(ConfigurationError, match=r"Odd\.lines: .* field of dataclasses; use lines = attrs\.field"):
+
+        @message
+        class Odd:
+            lines: list[str] = dataclasses.field(default_factory=list)
 
 
 def test_only_classes_without_an_init_of_their_own_can_be_messages() -> None:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import functools
 import logging
-from collections.abc import Callable
+import re
+from collections.abc import Awaitable, Callable
 from typing import Annotated, Any, Literal, NewType, Protocol, cast
 
 import attrs
@@ -101,6 +102,131 @@ async def test_failures_without_a_supervisor_are_counted_and_said_at_the_end(cap
         logging.WARNING,
         "app ended with 2 unsupervised failures and 0 dead letters",
     )
+
+
+def test_several_classes_between_the_brackets_are_a_union() -> None:
+    with pytest.raises(ConfigurationError, match=r"Actor\[str, int\]: several classes of messages are Actor\[A \| B\]"):
+
+        class Both(Actor[str, int]):  # type: ignore[type-arg]  # pyright: ignore[reportInvalidTypeArguments]
+            pass
+
+
+def test_a_cache_around_a_handler_is_refused() -> None:
+    with pytest.raises(ConfigurationError, match=r"Cached\.text is a _lru_cache_wrapper: a handler is a plain method"):
+
+        class Cached(Actor[Any]):
+            @handles
+            @functools.cache  # noqa: B019
+            def text(self, m: str) -> None: ...  # type: ignore[misc]
+
+
+@pytest.mark.handler_fails
+@pytest.mark.parametrize("work", [len, "coroutine"])
+async def test_what_start_soon_cannot_run_is_named(work: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """The traceback of such an error has no line of the user's."""
+
+    async def coroutine() -> None: ...
+
+    made = coroutine()
+    made.close()
+
+    class Works(Actor[str]):
+        @handles
+        def text(self, m: str) -> None:
+            wrong: Any = made if work == "coroutine" else work
+            self.start_soon(wrong, "")
+
+    async with ActorSystem() as system:
+        ref = system.spawn(Works)
+        ref.tell("")
+        assert isinstance(await ref.terminated(), Failed)
+    (shown,) = [record.exc_text or "" for record in caplog.records if record.levelno == logging.ERROR]
+    last = shown.splitlines()[-1]
+    assert last.startswith("start_soon() takes an async function and its arguments; the function is <")
+    assert ("coroutine object" if work == "coroutine" else "built-in function len") in last
+
+
+# ---------------------------------------------------------------- calls of asyncio
+
+
+async def nothing() -> None:
+    pass
+
+
+async def make_a_task() -> None:
+    asyncio.create_task(asyncio.sleep(0))  # noqa: RUF006
+
+
+async def enter_a_group() -> None:
+    async with asyncio.TaskGroup():
+        pass
+
+
+async def enter_a_timeout() -> None:
+    async with asyncio.timeout(1):
+        await nothing()
+
+
+async def wait_for_a_future() -> None:
+    loop = asyncio.new_event_loop()
+    try:
+        await loop.create_future()
+    finally:
+        loop.close()
+
+
+@pytest.mark.handler_fails
+@pytest.mark.filterwarnings("ignore:coroutine .* was never awaited:RuntimeWarning")
+@pytest.mark.parametrize(
+    ("call", "hint"),
+    [
+        (lambda: asyncio.sleep(1), "use trio.sleep in place of asyncio.sleep"),
+        (lambda: asyncio.sleep(0), "use trio.sleep in place of asyncio.sleep"),
+        (make_a_task, "use self.start_soon or a nursery of trio in place of asyncio.create_task"),
+        (enter_a_group, "use a nursery of trio in place of asyncio.TaskGroup"),
+        (enter_a_timeout, "use trio.fail_after in place of asyncio.timeout"),
+        (lambda: asyncio.wait_for(nothing(), 1), "use trio.fail_after in place of asyncio.wait_for"),
+        (lambda: asyncio.Queue[int]().get(), "use a channel in place of asyncio.Queue"),
+        (lambda: asyncio.Event().wait(), "use trio.Event in place of asyncio.Event"),
+        (lambda: asyncio.to_thread(nothing), "use trio.to_thread.run_sync in place of asyncio.to_thread"),
+        (wait_for_a_future, "use trio's calls, or levada.framework.aio for a library of asyncio"),
+    ],
+)
+async def test_a_call_of_asyncio_says_what_to_call_instead(
+    call: Callable[[], Awaitable[object]], hint: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The asker reads it, and the log of the handler and of a task."""
+
+    class Foreign(Actor[str]):
+        @handles
+        async def text(self, m: str) -> None:
+            if m == "here":
+                await call()
+            self.start_soon(call)
+
+    async with ActorSystem() as system:
+        foreign: Any = system.spawn(Foreign)
+        with pytest.raises(ActorError, match=r": levada runs on trio.*" + re.escape(hint)):
+            await foreign.ask("here")
+        task = system.spawn(Foreign)
+        task.tell("in a task")
+        assert isinstance(await task.terminated(), Failed)
+    shown = [record.exc_text or "" for record in caplog.records if record.levelno == logging.ERROR]
+    assert len(shown) == 2
+    assert all(text.splitlines()[-1].startswith("levada runs on trio") and text.endswith(hint) for text in shown)
+
+
+@pytest.mark.handler_fails
+async def test_errors_that_only_look_like_those_of_asyncio_have_no_such_advice(system: ActorSystem) -> None:
+    class Own(Actor[str]):
+        @handles
+        def text(self, m: str) -> None:
+            raise AttributeError("'NoneType' object has no attribute 'create_future'")
+
+    own: Any = system.spawn(Own)
+    with pytest.raises(ActorError) as caught:
+        await own.ask("")
+    assert "trio" not in str(caught.value)
 
 
 # ---------------------------------------------------------------- defaults

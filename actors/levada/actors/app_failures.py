@@ -13,7 +13,7 @@ from typing import Final
 import trio
 
 from levada.framework.errors import ConfigurationError, LevadaError
-from levada.framework.text import text_of
+from levada.framework.text import asyncio_hint, text_of
 
 __all__ = ["INSTALLED", "AppImportFailed", "failure_text", "import_failed", "own_frames"]
 
@@ -115,7 +115,8 @@ def _is_own(frame: FrameType, package: str) -> bool:
 def _named(error: BaseException) -> str:
     if isinstance(error, AppImportFailed):
         return str(error)
-    return f"{type(error).__name__}: {text_of(error)}"
+    hint = asyncio_hint(error)
+    return f"{type(error).__name__}: {text_of(error)}" + (f": {hint}" if hint else "")
 
 
 def _place(error: BaseException, target: str) -> str:

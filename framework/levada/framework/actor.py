@@ -50,6 +50,7 @@ from .loop import Inbox
 from .message import check_defaults
 from .ref import Ref
 from .supervision import one_for_one
+from .text import text_of
 from .timers import Timers
 
 if TYPE_CHECKING:
@@ -111,6 +112,14 @@ class Actor(Generic[M]):
     _has_undelivered: ClassVar[bool] = False
     _slots: ClassVar[tuple[str, ...]] = ()
     """Fields that are not in the object's dictionary."""
+
+    if not TYPE_CHECKING:
+
+        def __class_getitem__(cls, kinds: Any) -> Any:
+            if cls is Actor and isinstance(kinds, tuple):
+                names = [kind.__name__ if isinstance(kind, type) else text_of(kind, repr) for kind in kinds]
+                raise ConfigurationError(f"Actor[{', '.join(names)}]: several classes of messages are Actor[A | B]")
+            return super().__class_getitem__(kinds)
 
     def __init_subclass__(cls, **keywords: Any) -> None:
         super().__init_subclass__(**keywords)

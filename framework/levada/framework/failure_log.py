@@ -20,7 +20,7 @@ import trio
 
 from ._runtime.remains import drop_frames, without_frames
 from .platform import PLATFORM
-from .text import printable
+from .text import asyncio_hint, printable
 
 __all__ = ["FailureLog"]
 
@@ -90,8 +90,7 @@ class FailureLog:
         """
         ends = [(frame.f_code.co_filename, line) for frame, line in traceback.walk_tb(error.__traceback__)][-1:]
         failure_id = blake2b(repr((type(error), ends)).encode(), digest_size=4, key=self._key).hexdigest()
-        with suppress(Exception):  # an odd class, which takes no notes
-            error.add_note(f"failure {failure_id}")
+        _add_note(error, f"failure {failure_id}")
         return failure_id
 
     def _note(self, cause: Cause) -> str | None:
@@ -136,6 +135,12 @@ def _write(
     logger.handle(record)
 
 
+def _add_note(error: BaseException, note: str) -> None:
+    with suppress(Exception):  # an odd class, which takes no notes
+        if note not in getattr(error, "__notes__", ()):
+            error.add_note(note)
+
+
 def _frameless(error: BaseException) -> tuple[type[BaseException], BaseException, TracebackType | None]:
     """Return an exception for a record, which handlers may keep. A frame that is cleared later still has its callers' messages."""
     return type(error), error, without_frames(error.__traceback__)
@@ -143,6 +148,8 @@ def _frameless(error: BaseException) -> tuple[type[BaseException], BaseException
 
 def _traceback(error: BaseException) -> str:
     """Write a traceback in which only code begins a line."""
+    if hint := asyncio_hint(error):
+        _add_note(error, hint)
     shown = []
     for part in traceback.format_exception(error):
         if _FRAME.match(part) or part.startswith("\n"):  # between two exceptions

@@ -91,8 +91,11 @@ def handles(*message_types: Any) -> Any:
     if len(message_types) == 1:
         if inspect.isfunction(message_types[0]):
             return mark(message_types[0], ())
-        if isinstance(message_types[0], (*_DESCRIPTORS, functools.partial, functools.partialmethod)):
-            raise _no_method(message_types[0], text_of(message_types[0], repr))
+        found = message_types[0]
+        if hasattr(found, "__wrapped__") and not isinstance(found, type):  # such as functools.cache around the method
+            raise _no_method(found, getattr(found, "__qualname__", text_of(found, repr)))
+        if isinstance(found, (*_DESCRIPTORS, functools.partial, functools.partialmethod)):
+            raise _no_method(found, text_of(found, repr))
     return mark
 
 

@@ -13,6 +13,7 @@ The rules of this file:
 
 from __future__ import annotations
 
+import enum
 import re
 import sys
 import types
@@ -22,6 +23,7 @@ from typing import (
     TYPE_CHECKING,
     Annotated,
     Any,
+    Final,
     Generic,
     Literal,
     Protocol,
@@ -47,6 +49,13 @@ __all__ = [
 T = TypeVar("T")
 M_co = TypeVar("M_co", covariant=True)
 R_co = TypeVar("R_co", covariant=True)
+
+_DECORATORS: Final = {
+    "__message_tag__": "the second @message", "__attrs_attrs__": "@attrs.define", "__dataclass_fields__": "@dataclass",
+    "__pydantic_validator__": "BaseModel",
+}  # fmt: skip
+"""What shows that a class is made already, and what makes it."""
+_VALUES: Final = frozenset({bool, bytes, dict, enum.Enum, float, frozenset, int, list, set, str, tuple})
 
 BY_TAG: dict[str, type] = {}
 """The class of each tag; only `message` writes here."""
@@ -100,8 +109,8 @@ def message(cls: type[Any] | str | None = None, /, *, frozen: bool = False) -> A
         frozen: fields cannot be set again, and instances are hashable if their fields are.
 
     Raises:
-        ConfigurationError: another class has this tag, the tag is empty or too long, the class has an ``__init__`` of its own, or a
-            field has a default that all messages would share, such as ``[]``.
+        ConfigurationError: another class has this tag, the tag is empty or too long, the class has an ``__init__`` of its own, is made by
+            another library or derives from `tuple` or the like, or a field has a default that all messages would share, such as ``[]``.
         TypeError: used on something that is not a class.
 
     Example:
@@ -210,9 +219,17 @@ def fits(value: Any, annotation: Any) -> bool:
 
 
 def check_defaults(cls: type) -> None:
-    """Raise `ConfigurationError` for a mutable default that all instances would share; it says what to write instead."""
+    """Raise `ConfigurationError` for a mutable default that all instances would share, or a field of another library.
+
+    The error says what to write instead.
+    """
     for attribute in attrs.fields(cls):
         default = attribute.default
+        if type(default).__module__ in ("dataclasses", "pydantic.fields"):
+            raise ConfigurationError(
+                f"{cls.__qualname__}.{attribute.name}: the default is a field of {type(default).__module__}; "
+                f"use {attribute.name} = attrs.field(…)"
+            )
         if default is not attrs.NOTHING and type(default).__hash__ is None:
             factory = type(default).__name__ if not default else f"lambda: {default!r}"
             raise ConfigurationError(
@@ -222,6 +239,14 @@ def check_defaults(cls: type) -> None:
 
 
 def _define(cls: type[T], tag: str | None, frozen: bool, local_names: Mapping[str, Any]) -> type[T]:
+    for mark, decorator in _DECORATORS.items():
+        if mark in cls.__dict__:
+            raise ConfigurationError(f"{cls.__qualname__}: @message makes the whole class, so leave {decorator} out")
+    for base in cls.__mro__:
+        if base in _VALUES:
+            raise ConfigurationError(
+                f"{cls.__qualname__} derives from {base.__name__}, wanted a plain class with annotated fields"
+            )
     if "__init__" in cls.__dict__:
         raise ConfigurationError(
             f"{cls.__qualname__} has an __init__ of its own, but a message is built from its fields: use __attrs_post_init__"

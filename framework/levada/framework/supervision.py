@@ -89,10 +89,7 @@ def restart(
     """
     if kind not in ("permanent", "transient", "temporary"):
         raise ConfigurationError(f"kind is {kind!r}, wanted permanent, transient or temporary")
-    if max < 0 or not is_duration(within):
-        raise ConfigurationError(
-            f"max and within are {max!r} and {within!r}, wanted 0 or more restarts in more than 0 seconds"
-        )
+    _check_intensity(max, within)
     if not (
         is_duration(initial_backoff, zero=True)
         and is_duration(max_backoff, zero=True)
@@ -101,9 +98,16 @@ def restart(
         raise ConfigurationError(
             f"initial_backoff is {initial_backoff!r}, wanted 0 to max_backoff ({max_backoff!r}) seconds"
         )
-    if not 0 <= jitter <= 1:
+    if not (is_duration(jitter, zero=True) and jitter <= 1):
         raise ConfigurationError(f"jitter is {jitter!r}, wanted 0 to 1")
     return RestartPolicy(kind, max, within, initial_backoff, max_backoff, jitter, tuple(resume))
+
+
+def _check_intensity(max: int, within: float) -> None:
+    if not isinstance(max, int) or max < 0 or not is_duration(within):
+        raise ConfigurationError(
+            f"max and within are {max!r} and {within!r}, wanted 0 or more restarts in more than 0 seconds"
+        )
 
 
 @attrs.frozen
@@ -127,12 +131,21 @@ def one_for_all(*, max: int = 5, within: float = 10.0) -> Strategy:
     """Restart all supervised children when one fails, because their states belong together.
 
     The others stop in reverse order of start, then all start in order. This counts as one restart of the group.
+
+    Raises:
+        ConfigurationError: a value out of its range.
     """
+    _check_intensity(max, within)
     return Strategy("all", max, within)
 
 
 def rest_for_one(*, max: int = 5, within: float = 10.0) -> Strategy:
-    """Restart a child that failed, and the children started after it, which depend on it."""
+    """Restart a child that failed, and the children started after it, which depend on it.
+
+    Raises:
+        ConfigurationError: a value out of its range.
+    """
+    _check_intensity(max, within)
     return Strategy("rest", max, within)
 
 

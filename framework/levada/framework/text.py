@@ -3,11 +3,31 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import PurePath
+from traceback import walk_tb
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
-__all__ = ["exc_info", "finite", "printable", "text_of", "texts"]
+__all__ = ["asyncio_hint", "exc_info", "finite", "printable", "text_of", "texts"]
+
+_INSTEAD: Final[Mapping[str, str]] = {
+    "sleep": "trio.sleep",
+    "create_task": "self.start_soon or a nursery of trio",
+    "TaskGroup.__aenter__": "a nursery of trio",
+    "wait_for": "trio.fail_after",
+    "timeout": "trio.fail_after",
+    "Timeout.__aenter__": "trio.fail_after",
+    "to_thread": "trio.to_thread.run_sync",
+    "Queue.get": "a channel",
+    "Queue.put": "a channel",
+    "Event.wait": "trio.Event",
+    "Lock.acquire": "trio.Lock",
+    "open_connection": "trio.open_tcp_stream",
+    "create_subprocess_exec": "trio.run_process",
+    "create_subprocess_shell": "trio.run_process",
+}
+"""What to call in place of asyncio's functions."""
 
 
 def printable(text: str | bytes, limit: int = 512) -> str:
@@ -48,7 +68,37 @@ def error_text(error: object) -> str:
     """
     if hasattr(error, "_line") and isinstance(error, Exception):  # a `LevadaError`, which this module cannot import
         return f"{type(error).__name__}({text_of(error)!r})"
-    return text_of(error, repr)
+    hint = asyncio_hint(error)
+    return f"{text_of(error, repr)}: {hint}" if hint else text_of(error, repr)
+
+
+def asyncio_hint(error: object) -> str:
+    """Return what to do about an error that asyncio's functions cause under trio, or a group with one; empty for other errors.
+
+    Example:
+        >>> asyncio_hint(RuntimeError("no running event loop"))
+        "levada runs on trio, not on asyncio: use trio's calls, or levada.framework.aio for a library of asyncio"
+        >>> asyncio_hint(RuntimeError("no tea"))
+        ''
+    """
+    if isinstance(error, BaseExceptionGroup):
+        return next(filter(None, map(asyncio_hint, error.exceptions)), "")
+    if type(error) not in (RuntimeError, AttributeError, TypeError):
+        return ""
+    assert isinstance(error, Exception)
+    calls = [frame.f_code for frame, _ in walk_tb(error.__traceback__)]
+    ours = [PurePath(code.co_filename).parent.name == "asyncio" for code in calls]
+    text = str(error)
+    if not (
+        text == "no running event loop"
+        or (text.startswith("'NoneType' object has no attribute") and ours[-1:] == [True])  # the loop
+        or text.startswith("trio.run received unrecognized yield message")
+    ):
+        return ""
+    name = calls[ours.index(True)].co_qualname if True in ours else ""
+    if (instead := _INSTEAD.get(name)) is None:
+        return "levada runs on trio, not on asyncio: use trio's calls, or levada.framework.aio for a library of asyncio"
+    return f"levada runs on trio: use {instead} in place of asyncio.{name.partition('.')[0]}"
 
 
 def text_of(value: object, write: Callable[[object], str] = str) -> str:

@@ -9,6 +9,7 @@ import logging
 import os
 import resource
 import sys
+import threading
 import time
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -301,9 +302,32 @@ async def talks(system: ActorSystem) -> AsyncIterator[None]:
     except ValueError:
         logging.getLogger("shop").exception("failed")
     logging.getLogger("shop").error("%s", "\n".join(map(str, range(300))))
+    for odd in (_fail_in_a_thread, _fail_in_a_finalizer, _forget_to_await):
+        odd()
     sys.stdout.write("no end of line")
     sys.stdout.flush()
     yield
+
+
+def _fail_in_a_thread() -> None:
+    def pack() -> None:
+        raise KeyError("tea")
+
+    thread = threading.Thread(target=pack, name="packer")
+    thread.start()
+    thread.join()
+
+
+def _fail_in_a_finalizer() -> None:
+    class Box:
+        def __del__(self) -> None:
+            raise OSError("no lid")
+
+    Box()
+
+
+def _forget_to_await() -> None:
+    _exit()  # type: ignore[unused-coroutine]  # pyright: ignore[reportUnusedCoroutine]
 
 
 async def mute(system: ActorSystem) -> AsyncIterator[None]:

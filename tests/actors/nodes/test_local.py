@@ -178,12 +178,17 @@ async def test_lines_of_a_node_are_logged_whole_with_its_name(caplog: pytest.Log
     seen = [(r.levelname, r.getMessage()) for r in caplog.records if r.name == "levada.actors.nodes.output"]
     assert ("INFO", "n0: plain \\x1b[31m text") in seen
     assert ("WARNING", "n0: shop: stock is low") in seen
-    two, traceback, many = [text.split("\n    ") for level, text in seen if level == "ERROR"]
+    two, traceback, many, thread, finalizer = [text.split("\n    ") for level, text in seen if level == "ERROR"]
     assert two == ["n0: shop: two", "lines"]
     assert traceback[:2] == ["n0: shop: failed", "Traceback (most recent call last):"]
     assert traceback[-2:] == ["ValueError: no price", "2000-01-01 forged"]
     assert not any("\n" in line for line in traceback)
     assert many == ["n0: shop: 0", *map(str, range(1, 100)), "… 100 lines …", *map(str, range(200, 300))]
+    assert [thread[0], thread[-1]] == ["n0: levada.actors.nodes: thread packer failed", "KeyError: 'tea'"]
+    assert finalizer[0].startswith("n0: levada.actors.nodes: exception ignored in: <function _fail_in_a_finalizer")
+    assert finalizer[-1] == "OSError: no lid"
+    (forgotten,) = [text for level, text in seen if level == "WARNING" and "was never awaited" in text]
+    assert forgotten.startswith("n0: py.warnings: ")
     assert ("INFO", "n0: no end of line") in seen
     (long,) = [text for _, text in seen if "xxx" in text]
     assert long.endswith("x (34464 bytes more)")

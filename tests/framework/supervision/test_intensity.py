@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from trio.testing import MockClock, wait_all_tasks_blocked
 
-from levada.framework import ActorSystem, Failed, Killed, Shutdown, one_for_one, restart
+from levada.framework import ActorSystem, Failed, Killed, Shutdown, one_for_all, one_for_one, rest_for_one, restart
 from levada.framework.errors import ActorError, ConfigurationError
 from levada.framework.supervision import delay, record
 
@@ -234,12 +235,22 @@ async def test_stop_now_while_a_restarting_hook_waits_ends_a_transient_child(
         {"initial_backoff": -1.0},
         {"jitter": 1.1},
         {"jitter": -0.1},
+        {"max": "3"},
+        {"within": "10"},
+        {"jitter": "0.1"},
     ],
     ids=str,
 )
 def test_restart_refuses_values_out_of_range(keywords: dict[str, Any]) -> None:
     with pytest.raises(ConfigurationError):
         restart(**keywords)
+
+
+@pytest.mark.parametrize("strategy", [one_for_all, rest_for_one])
+@pytest.mark.parametrize("keywords", [{"max": -1}, {"max": "3"}, {"within": 0}], ids=str)
+def test_strategies_refuse_values_out_of_range(strategy: Callable[..., object], keywords: dict[str, Any]) -> None:
+    with pytest.raises(ConfigurationError, match="wanted 0 or more restarts in more than 0 seconds"):
+        strategy(**keywords)
 
 
 async def test_supervise_must_be_known(system: ActorSystem) -> None:

@@ -8,6 +8,7 @@ import shutil
 import signal
 import socket
 import sys
+import threading
 from collections.abc import AsyncIterator
 from functools import partial
 from typing import Final
@@ -18,6 +19,7 @@ import trio
 from levada.actors.apps import freeze_heap
 from levada.actors.descriptors import raise_descriptor_limit
 from levada.framework.errors import ConfigurationError, ConnectionLost
+from levada.framework.text import text_of
 from levada.transports.carriers import unix
 from levada.transports.carriers.shared_sockets import PassedSockets, ServerEnding
 from levada.transports.carriers.sockets import ListeningAddress, ListeningSocket, open_here, sockets_from
@@ -179,6 +181,25 @@ def _first(error: BaseException) -> BaseException:
     return error
 
 
+def _log_thread(failed: threading.ExceptHookArgs) -> None:
+    if failed.exc_type is not SystemExit:
+        error = failed.exc_value or failed.exc_type()
+        name = failed.thread.name if failed.thread is not None else "that has ended"
+        logging.getLogger("levada.actors.nodes").error(
+            "thread %s failed", name, exc_info=(failed.exc_type, error, failed.exc_traceback)
+        )
+
+
+def _log_unraisable(ignored: sys.UnraisableHookArgs) -> None:
+    error = ignored.exc_value or ignored.exc_type()
+    logging.getLogger("levada.actors.nodes").error(
+        "%s: %s",
+        ignored.err_msg or "exception ignored in",
+        text_of(ignored.object, repr),
+        exc_info=(ignored.exc_type, error, ignored.exc_traceback),
+    )
+
+
 def main(arguments: list[str]) -> int:
     """Run a node; returns the exit code: 0 drained, 1 failed, 70 lost its driver; or the code of ``sys.exit``."""
     raise_descriptor_limit()
@@ -192,6 +213,10 @@ def main(arguments: list[str]) -> int:
     handler = logging.StreamHandler()
     handler.setFormatter(_Marked("%(name)s: %(message)s"))
     logging.getLogger().addHandler(handler)
+    # Python writes these in several lines, and each would be a record of the driver's log.
+    threading.excepthook = _log_thread
+    sys.unraisablehook = _log_unraisable
+    logging.captureWarnings(True)
     return _Process(name, tracing, connection, heartbeat, PassedSockets(passed[0]) if passed else None).main()
 
 

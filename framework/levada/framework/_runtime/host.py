@@ -25,6 +25,8 @@ from trio.lowlevel import (
     wait_task_rescheduled,
 )
 
+from levada.framework.text import text_of
+
 if TYPE_CHECKING:
     from .cell import Cell
 
@@ -133,6 +135,11 @@ class ActorHost:
             await function(*args)
         except BaseException as error:
             cancelled, rest = split_cancelled(error)
+            if type(error) is TypeError and error.__traceback__ is not None and error.__traceback__.tb_next is None:
+                # Only the call or its `await` can have failed, and the traceback has no line of the user's.
+                error.add_note(
+                    f"start_soon() takes an async function and its arguments; the function is {text_of(function, repr)}"
+                )
             try:
                 if rest is not None:
                     self._cell.system.lifecycle.task_failed(self._cell, rest)
