@@ -8,6 +8,7 @@ import attrs
 import pytest
 
 from levada.actors.console import NodeSnapshot, Row, Snapshot
+from levada.actors.console.view import text
 from levada.framework import Statistics
 
 pytest.importorskip("rich")
@@ -98,6 +99,17 @@ def test_actors_of_nodes_are_below_their_node() -> None:
         ["$2/$3/$4", "Catalogue"],
         ["n1", "node"],
     ]
+
+
+def test_failures_of_nodes_are_counted_without_a_terminal_too() -> None:
+    failed = attrs.evolve(SHOP, statistics=attrs.evolve(SHOP.statistics, actors=6, failures=3), stalls=((9.0, 3.5),))
+    node = NodeSnapshot(name="n0", state="up", pid=8, host="vm", restarts=0, snapshot=failed)
+    gone = NodeSnapshot(name="n1", state="down", pid=None, host="", restarts=3, snapshot=None, error="no answer")
+    lines = text(snapshot(nodes=(node, gone))).splitlines()
+    assert lines[0].startswith("town (process 7, running): 6 actors, 0 ready,")
+    assert "; so far 3 failures, 0 restarts" in lines[0]
+    assert lines[1].endswith("longest stall 3.5 s")
+    assert lines[2] == "nodes: 1 up, 1 down"
 
 
 @pytest.mark.parametrize("width", [80, 100, 120, 200])

@@ -11,7 +11,7 @@ import attrs
 from rich.text import Text
 
 from levada.actors.console import SORTS, Row, Snapshot, Sort
-from levada.actors.console.view import ShownRow, cells, duration, entries, in_order, tree
+from levada.actors.console.view import ShownRow, cells, duration, entries, in_order, processes, tree
 from levada.framework.text import printable
 
 __all__ = ["Screen", "keys_in"]
@@ -122,11 +122,7 @@ class Screen:
         """Return the figures of all processes together; quantiles and CPU are the first one's."""
         assert self._snapshot is not None
         now, before = self._snapshot, self._previous
-        then = {node.name: node.snapshot for node in before.nodes} if before is not None else {}
-        pairs = [
-            (now, before),
-            *((node.snapshot, then.get(node.name)) for node in now.nodes if node.snapshot is not None),
-        ]
+        pairs = processes(now, before)
         counts = [one.statistics for one, _ in pairs]
         stall = max(one.longest_stall(0.0 if earlier is None else earlier.time) for one, earlier in pairs)
         failures = sum(each.failures for each in counts)

@@ -17,7 +17,8 @@ if TYPE_CHECKING:
     from levada.framework import ActorSystem
 
 __all__ = [
-    "HEADINGS", "SORTS", "Entry", "ShownRow", "Sort", "cells", "duration", "entries", "headline", "in_order", "show", "table", "text", "tree",
+    "HEADINGS", "SORTS", "Entry", "ShownRow", "Sort", "cells", "duration", "entries", "headline", "in_order", "processes", "show", "table", "text",
+    "tree",
 ]  # fmt: skip
 
 Sort = Literal["tree", "path", "queue", "age", "handled", "rate", "restarts"]
@@ -71,14 +72,21 @@ def text(snapshot: Snapshot, *, previous: Snapshot | None = None, sort: Sort = "
 
 
 def headline(snapshot: Snapshot, previous: Snapshot | None = None) -> list[str]:
-    """Return a summary of the system in two to four lines; the longest stall is that since `previous`, or of ten minutes."""
-    counts = snapshot.statistics
-    stall = duration(snapshot.longest_stall(0.0 if previous is None else previous.time))
+    """Return a summary in two to four lines: counts of all processes, and the first one's times.
+
+    The longest stall is that since `previous`, or of ten minutes.
+    """
+    pairs = processes(snapshot, previous)
+    stall = duration(max(now.longest_stall(0.0 if before is None else before.time) for now, before in pairs))
+
+    def total(name: str) -> str:
+        return f"{sum(getattr(now.statistics, name) for now, _ in pairs):,}"
+
     q = {name: duration(seconds) for name, seconds in snapshot.quantiles().items()}
     lines = [
-        f"{printable(snapshot.system)} (process {snapshot.pid}, {printable(snapshot.phase)}): {counts.actors:,} actors, "
-        f"{counts.ready:,} ready, {counts.waiting:,} waiting, {counts.timers:,} timers; so far {counts.failures:,} failures, "
-        f"{counts.restarts:,} restarts, {counts.dead_letters:,} dead letters, {counts.slow_turns:,} slow turns",
+        f"{printable(snapshot.system)} (process {snapshot.pid}, {printable(snapshot.phase)}): {total('actors')} actors, "
+        f"{total('ready')} ready, {total('waiting')} waiting, {total('timers')} timers; so far {total('failures')} failures, "
+        f"{total('restarts')} restarts, {total('dead_letters')} dead letters, {total('slow_turns')} slow turns",
         f"wait for a turn: 50 % below {q['queue_50']}, 99 % {q['queue_99']}; a turn: 50 % {q['turn_50']}, 99 % {q['turn_99']}; longest stall {stall}",
     ]
     if snapshot.nodes:
@@ -88,6 +96,13 @@ def headline(snapshot: Snapshot, previous: Snapshot | None = None) -> list[str]:
     if hidden:
         lines.append(f"{hidden:,} actors and those below them are not shown (raise the limit)")
     return lines
+
+
+def processes(snapshot: Snapshot, previous: Snapshot | None = None) -> list[tuple[Snapshot, Snapshot | None]]:
+    """Return the snapshot of each process that answered, the program's first, and its earlier one in `previous`."""
+    then = {} if previous is None else {node.name: node.snapshot for node in previous.nodes}
+    nodes = [(node.snapshot, then.get(node.name)) for node in snapshot.nodes if node.snapshot is not None]
+    return [(snapshot, previous), *nodes]
 
 
 def table(
