@@ -32,9 +32,9 @@ LIMITS = {
     "rsocket": (71, 13),
     "aqueduct": (59, 13),
     "aqueduct-run": (1622, 13),
-    "aqueduct-sender": (569, 35),
-    "maop": (227, 21),
-    "durable": (109, 18),
+    "aqueduct-sender": (563, 35),
+    "maop": (220, 20),
+    "durable": (110, 18),
     "spark": (247, 26),
 }
 """Calls and files of a walk, at most."""

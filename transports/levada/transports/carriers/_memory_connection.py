@@ -295,20 +295,15 @@ class MemoryConnection(trio.abc.AsyncResource):
         """Set the other end."""
         self._peer, self._back = peer, peer._flow
 
-    @property
-    def _other_end(self) -> MemoryConnection:
-        assert self._peer is not None, "this end has not ended"
-        return self._peer
-
     def _check(self) -> None:
         if self.error is not None:
             raise again(self.error)
 
     async def handshake(self) -> CarrierInfo:
         """Wait until the handshake is complete. With `MemoryConfig.early`, the client's first call ends its 0-RTT data."""
-        if self._is_client and not self._hands_shaken.is_set() and not self._handshake_begun:
+        if self._peer is not None and self._is_client and not (self._hands_shaken.is_set() or self._handshake_begun):
             self._handshake_begun = True
-            self.link.post(self._other_end.establish)
+            self.link.post(self._peer.establish)
         await self._hands_shaken.wait()
         if not self._established:
             self._check()
@@ -316,12 +311,12 @@ class MemoryConnection(trio.abc.AsyncResource):
 
     def establish(self) -> None:
         """Complete the handshake at this end; a server tells its client."""
-        if self._established or self.error is not None:
+        if self._established or self._peer is None:
             return
         self._established = True
         self._hands_shaken.set()
         if not self._is_client:
-            self.link.post(self._other_end.establish)
+            self.link.post(self._peer.establish)
             return
         accepted = self.link.config.early == "accepted"
         self._info = attrs.evolve(self._info, early_data_accepted=accepted)
@@ -353,7 +348,8 @@ class MemoryConnection(trio.abc.AsyncResource):
         return (self._flow.credit, self._back.credit) if self.error is None else (0, 0)
 
     def _open(self, unidirectional: bool, priority: int) -> MemoryStream | None:
-        self._check()
+        if self.error is not None:
+            raise again(self.error)
         if not self._may_open[unidirectional]:
             return None
         self._may_open[unidirectional] -= 1
@@ -364,8 +360,8 @@ class MemoryConnection(trio.abc.AsyncResource):
         stream = self._streams[stream_id] = MemoryStream(self, stream_id, there, back)
         if priority != 128:
             stream.priority = priority
-        peer = self._other_end
-        there.appear = partial(peer.take_in, stream_id, back, there)
+        assert self._peer is not None, "this end has not ended"
+        there.appear = partial(self._peer.take_in, stream_id, back, there)
         return stream
 
     def take_in(self, stream_id: int, sending: Pipe | None, receiving: Pipe) -> None:
@@ -410,9 +406,10 @@ class MemoryConnection(trio.abc.AsyncResource):
 
     def forget(self, stream: MemoryStream) -> None:
         """Forget a stream whose directions are both over at this end. If the peer opened it, give the peer its credit back."""
-        stream_id = stream.stream_id
-        if self._streams.pop(stream_id, None) is not None and (stream_id & 1 == 0) is not self._is_client:
-            self.link.post(self._other_end.grant_stream, stream_id & 2 != 0)
+        stream_id, peer = stream.stream_id, self._peer
+        known = self._streams.pop(stream_id, None) is not None
+        if known and peer is not None and (stream_id & 1 == 0) is not self._is_client:
+            self.link.post(peer.grant_stream, stream_id & 2 != 0)
 
     def grant_stream(self, unidirectional: bool) -> None:
         """Allow one more stream."""
@@ -448,7 +445,8 @@ class MemoryConnection(trio.abc.AsyncResource):
         if refused or self.link.random.random() < self.link.config.datagram_loss:
             return True
         self._datagrams_flying += 1
-        self.link.post(self._other_end.take_datagram, Datagram(bytes(data), self._flow.early))
+        assert self._peer is not None, "this end has not ended"
+        self.link.post(self._peer.take_datagram, Datagram(bytes(data), self._flow.early))
         return True
 
     def take_datagram(self, datagram: Datagram) -> None:
