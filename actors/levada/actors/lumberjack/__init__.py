@@ -12,11 +12,10 @@ from .disk_spool import SpoolConfig
 from .load import ReaderStatistics
 from .logging_handler import LumberjackHandler
 from .reader import Reader, serve
-from .relay import relay
 from .spool import SpoolSink
 from .tail import Deliver, Tail, TailConfig, TailStatus, tail
 from .unit import Origin, Sink, Unit
-from .writer import Writer, WriterStatistics, connect
+from .writer import Writer, WriterStatistics, connect, relay
 from .writer_queue import EventsDropped
 
 __all__ = [

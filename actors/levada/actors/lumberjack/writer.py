@@ -17,7 +17,7 @@ import contextlib
 import functools
 import logging
 import math
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, Literal
 
@@ -51,9 +51,10 @@ from levada.transports.lumberjack import (
 from .balance import HostConfig, Rota, targets
 from .disk_spool import DiskSpool, SpoolConfig, SpoolPump, check_spool, open_segments
 from .tracing import fields_of
+from .unit import Unit
 from .writer_queue import Hub, Intake
 
-__all__ = ["Writer", "WriterStatistics", "connect"]
+__all__ = ["Writer", "WriterStatistics", "connect", "relay"]
 
 logger = logging.getLogger("levada.actors.lumberjack.writer")
 
@@ -526,3 +527,23 @@ async def connect(
             hub.end()
             if disk is not None:
                 disk.has_changed()
+
+
+def relay(writer: Writer) -> Callable[[Unit], Awaitable[None]]:
+    """Make a sink for `serve` that sends units on: the reader acks them only when the next reader has.
+
+    A unit is committed when the next reader has acked it, so the first writer gets its ack from the end of the chain.
+    A unit is sent on at once, whether or not it fills a window; units of several connections may share one.
+    Writers of version 1 give up after about 15 s: give the relay's writer a spool if its reader may be away for longer (LJ-26).
+
+    Args:
+        writer: made by `connect`; many connections may share it. With a spool, a unit is committed when it is on disk.
+
+    Example:
+        ``async with connect(system, far) as writer, serve(system, near, relay(writer)):``
+    """
+
+    async def send_on(unit: Unit) -> None:
+        await writer.deliver(unit.events)
+
+    return send_on
