@@ -14,7 +14,7 @@ import sys
 import urllib.request
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import IO, Any, TextIO
 
@@ -29,7 +29,7 @@ for needed in demo.NEEDED:
     pytest.importorskip(needed)
 
 from levada.actors.demo import ingest  # noqa: E402
-from levada.actors.demo.engine import descendants  # noqa: E402
+from levada.actors.demo.engine import spark_session  # noqa: E402
 from levada.actors.demo.ingest import unpack  # noqa: E402
 from levada.actors.demo.known import KNOWN, VERIFIED  # noqa: E402
 from levada.actors.demo.pipeline import Pipeline  # noqa: E402
@@ -54,6 +54,17 @@ def started(
             yield process
         finally:
             process.kill()
+
+
+def descendants(process: int) -> list[int]:
+    children: dict[int, list[int]] = {}
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with suppress(OSError):
+            children.setdefault(int(stat.read_text().rpartition(")")[2].split()[1]), []).append(int(stat.parent.name))
+    found = [process]
+    for one in found:
+        found += children.get(one, [])
+    return found[1:]
 
 
 def running(family: list[int], group: int) -> list[int]:
@@ -146,6 +157,20 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
         assert (process.returncode, out) == (130, "")
         assert "Traceback" not in err
         assert running(family, process.pid) == []
+
+
+@pytest.mark.ci
+async def test_what_java_has_started_ends_with_spark_also_if_it_has_another_parent(tmp_path: Path) -> None:
+    """As a worker has that Java starts while Spark stops."""
+    async with spark_session({"spark.ui.enabled": False}, tmp_path / "spark.log") as spark:
+        context: Any = spark.sparkContext
+        java = context._jvm.java
+        shell = java.lang.ProcessBuilder(["sh", "-c", "setsid sleep 1000 > /dev/null & echo $!"]).start()
+        process = int(java.io.BufferedReader(java.io.InputStreamReader(shell.getInputStream())).readLine())
+        shell.waitFor()
+        assert running([process], -1) == [process]
+        assert process not in descendants(os.getpid())
+    assert running([process], -1) == []
 
 
 @pytest.mark.release

@@ -1,8 +1,9 @@
 """Spark for the length of a block: it starts in a thread, and none of its processes outlives the block.
 
 Java is a child of this process. Spark's Python workers are children of Java, in a process group of their own, so a Ctrl-C in the
-terminal does not reach them. Java ends some time after this process; this module waits for it. Without ``/proc`` it cannot
-find the processes, and leaves them to end by themselves.
+terminal does not reach them, and once Java has ended they are nobody's children. They are known by their environment: PySpark gives Java the
+name of a file in it, another one each time, and Java's processes inherit it. Java ends some time after this process; this module waits
+for it. Without ``/proc`` it cannot find the processes, and leaves them to end by themselves.
 """
 
 from __future__ import annotations
@@ -26,10 +27,13 @@ from levada.framework.errors import ConfigurationError
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-__all__ = ["descendants", "spark_session"]
+__all__ = ["spark_session"]
 
 STOPPING = 10.0
 """Seconds that Spark has to stop in order, and its processes to end, before they are killed."""
+
+_MARK = b"_PYSPARK_DRIVER_CONN_INFO_PATH="
+"""The variable of the file in which Java tells PySpark its port."""
 
 
 @asynccontextmanager
@@ -47,27 +51,26 @@ async def spark_session(conf: Mapping[str, Any], log: Path) -> AsyncIterator[Spa
     if SparkContext._active_spark_context is not None:
         yield await trio.to_thread.run_sync(partial(session, **conf))
         return
-    before = set(descendants(os.getpid()))
+    processes = _Processes()
     found: list[SparkSession] = []
     try:
         with _errors_to(log):
             try:
-                await _come_up(conf, before, found)
+                await _come_up(conf, processes, found)
             except* ConfigurationError as group:
                 [*_, error] = group.exceptions
                 raise ConfigurationError(f"{error}; Spark's log is {log}") from error
         yield found[0]
     finally:
         with trio.CancelScope(shield=True):
-            # Workers of a Java that has ended are nobody's children here, and may take a while to notice.
-            family = _family(before)
+            processes.running()  # Java's environment is gone when Java has ended
             if found:
                 with trio.move_on_after(STOPPING):
                     await trio.to_thread.run_sync(_stop, found[0], abandon_on_cancel=True)
-            await trio.to_thread.run_sync(_end, before, family)
+            await trio.to_thread.run_sync(_end, processes)
 
 
-async def _come_up(conf: Mapping[str, Any], before: set[int], found: list[SparkSession]) -> None:
+async def _come_up(conf: Mapping[str, Any], processes: _Processes, found: list[SparkSession]) -> None:
     """Start Spark; if cancelled, end its processes, also those that it still starts, until the start is over."""
     over = trio.Event()
     given_up = False
@@ -90,47 +93,53 @@ async def _come_up(conf: Mapping[str, Any], before: set[int], found: list[SparkS
             given_up = True
             with trio.CancelScope(shield=True):
                 while not over.is_set():
-                    await trio.to_thread.run_sync(_end, before, {})
+                    await trio.to_thread.run_sync(_end, processes)
                     with trio.move_on_after(0.05):
                         await over.wait()
 
 
-def descendants(process: int) -> list[int]:
-    """List the descendants of a process; empty without ``/proc``."""
-    children: dict[int, list[int]] = {}
-    for entry in Path("/proc").glob("[0-9]*/stat"):
-        parent = _fact(int(entry.parent.name), 1)
-        if parent is not None:
-            children.setdefault(int(parent), []).append(int(entry.parent.name))
-    found = [process]
-    for one in found:
-        found += children.get(one, [])
-    return found[1:]
+class _Processes:
+    """Java, and what it has started since this object was made, also what has another parent now."""
+
+    def __init__(self) -> None:
+        self._before = _children()
+        self._own = _mark(os.getpid())  # if this process is itself Spark's, and of a Java that is about to begin
+        self._marks: set[bytes] = set()
+
+    def running(self) -> set[int]:
+        """List those that run; empty without ``/proc``."""
+        found = _children() - self._before
+        self._marks |= {mark for mark in map(_mark, found) if mark and mark != self._own}
+        return found | {process for process in _processes() if _mark(process) in self._marks}
 
 
-def _family(before: set[int]) -> dict[int, str | None]:
-    """Find Spark's processes, and when each was started. Nodes are children too, but lead process groups of their own; Java does not."""
-    own = str(os.getpgrp())
-    found = dict[int, str | None]()
-    for process in descendants(os.getpid()):
-        if process not in before and (_fact(process, 1), _fact(process, 2)) == (str(os.getpid()), own):
-            found |= {each: _began(each) for each in (process, *descendants(process))}
-    return found
+def _processes() -> list[int]:
+    return [int(entry.name) for entry in Path("/proc").glob("[0-9]*")]
 
 
-def _fact(process: int, number: int) -> str | None:
-    """Read a field of ``/proc/PID/stat`` behind the program's name; None if the process has ended."""
+def _children() -> set[int]:
+    """List the children of this process in its process group, as Java is; nodes lead process groups of their own."""
+    wanted = [str(os.getpid()), str(os.getpgrp())]
+    return {process for process in _processes() if _facts(process)[1:3] == wanted}
+
+
+def _facts(process: int) -> list[str]:
+    """Read the fields of ``/proc/PID/stat`` behind the program's name: state, parent, process group; empty if the process has ended."""
     try:
         # The name is in parentheses and may have anything in it.
         fields = Path(f"/proc/{process}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
+        return []
+    return [] if fields[:1] == ["Z"] else fields
+
+
+def _mark(process: int) -> bytes | None:
+    """Return the variable in the environment of Java and of what it has started; None of other processes, and of one that has ended."""
+    try:
+        variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
+    except OSError:  # ended, or of another user
         return None
-    return fields[number] if fields and fields[0] != "Z" else None
-
-
-def _began(process: int) -> str | None:
-    """Return when a process was started, which tells it from a later one with the same number; None if it has ended."""
-    return _fact(process, 19)
+    return next((each for each in variables if each.startswith(_MARK)), None)
 
 
 @contextlib.contextmanager
@@ -160,15 +169,11 @@ def _stop(spark: SparkSession) -> None:
         java.wait(STOPPING)
 
 
-def _end(before: set[int], family: dict[int, str | None]) -> None:
-    """End the processes that were started since, and the rest of a known family."""
+def _end(processes: _Processes) -> None:
+    """End the processes, also those that they start meanwhile."""
     deadline = time.monotonic() + STOPPING
     number = signal.SIGTERM
-    while True:
-        family |= _family(before)
-        left = [process for process, began in family.items() if began is not None and _began(process) == began]
-        if not left:
-            break
+    while left := processes.running():
         for process in left:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process, number)
