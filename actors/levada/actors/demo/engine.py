@@ -99,7 +99,7 @@ async def _come_up(conf: Mapping[str, Any], processes: _Processes, found: list[S
 
 
 class _Processes:
-    """Java, and what it has started since this object was made, also what has another parent now."""
+    """Java, if it began after this object was made, and its processes, also those with another parent by now."""
 
     def __init__(self) -> None:
         self._before = _children()
@@ -134,7 +134,7 @@ def _facts(process: int) -> list[str]:
 
 
 def _mark(process: int) -> bytes | None:
-    """Return the variable in the environment of Java and of what it has started; None of other processes, and of one that has ended."""
+    """Return the variable in the environment of Java and its processes; None of others, and of a process that has ended."""
     try:
         variables = Path(f"/proc/{process}/environ").read_bytes().split(b"\0")
     except OSError:  # ended, or of another user
