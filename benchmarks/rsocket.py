@@ -40,7 +40,7 @@ class Workload:
 
 WORKLOADS = (
     Workload("rr1", "request-response, 1 at a time, 64 bytes", 6_000, {"echo": 0.66, "rsocket": 2.0}),
-    Workload("rr64", "request-response, 64 at a time, 64 bytes", 64_000, {"rsocket": 4.7}, slower=3),
+    Workload("rr64", "request-response, 64 at a time, 64 bytes", 64_000, {"rsocket": 5.0}, slower=3),
     Workload("items", "stream items of 256 bytes, window 64", 150_000, {"rsocket": 6.0}, slower=3),
     Workload("fnf", "fire-and-forget, 64 bytes, counted at the server", 150_000, {"rsocket": 6.5}, slower=5),
 )
