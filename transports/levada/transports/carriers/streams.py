@@ -200,7 +200,7 @@ class JoinedStream(trio.abc.AsyncResource):
         self._room = Waiter()
         self._work = Waiter()
         self._has_writer = False
-        self._progress: trio.Event | None = None
+        self._progress = trio.lowlevel.ParkingLot()
         self._was_empty = True  # the kernel's buffer, after the last read
         self._perf_counter = PLATFORM.get().perf_counter
         self._last_straight = 0.0
@@ -301,7 +301,7 @@ class JoinedStream(trio.abc.AsyncResource):
                 elif self._finished and not self._end_sent:
                     await self._send_raw_eof()
                     self._end_sent = True
-                    self._tell_progress()
+                    self._progress.unpark_all()
                 elif self._closed:
                     return
                 else:
@@ -324,7 +324,7 @@ class JoinedStream(trio.abc.AsyncResource):
                 if self.unsent <= low:
                     self._room.wake()
         if not self._queue:
-            self._tell_progress()
+            self._progress.unpark_all()
 
     async def _send_raw_eof(self) -> None:
         assert isinstance(self._raw, trio.abc.HalfCloseableStream)
@@ -339,7 +339,7 @@ class JoinedStream(trio.abc.AsyncResource):
         self._queue.clear()
         self._writing = 0
         self._room.wake()
-        self._tell_progress()
+        self._progress.unpark_all()
 
     async def send_eof(self) -> None:
         """End sending: see `ByteStream.send_eof`."""
@@ -365,14 +365,7 @@ class JoinedStream(trio.abc.AsyncResource):
 
     async def _drained(self) -> None:
         while self._send_error is None and (self.unsent or (self._finished and not self._end_sent)):
-            if self._progress is None:
-                self._progress = trio.Event()
-            await self._progress.wait()
-
-    def _tell_progress(self) -> None:
-        if self._progress is not None:
-            self._progress.set()
-            self._progress = None
+            await self._progress.park()
 
     async def receive_some(self, max_bytes: int | None = None) -> bytes:
         """Wait for bytes: see `ByteStream.receive_some`."""
