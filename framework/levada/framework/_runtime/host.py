@@ -114,12 +114,16 @@ class ActorHost:
                 self._nursery = nursery
                 if self._closing:
                     nursery.cancel_scope.cancel()
-                for context, function, args, name in self._pending:
-                    context.run(self._start_in, nursery, function, args, name)
-                self._pending.clear()
+                self._start_pending(nursery)
                 await trio.sleep_forever()
         finally:
             self._gone.set()
+
+    def _start_pending(self, nursery: trio.Nursery) -> None:
+        # In a call of its own: the variables of the task that holds the nursery live as long as the actor.
+        for context, function, args, name in self._pending:
+            context.run(self._start_in, nursery, function, args, name)
+        self._pending.clear()
 
     def _start_in(
         self,
