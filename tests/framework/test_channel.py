@@ -857,6 +857,17 @@ def test_callbacks_learn_of_the_end_once_even_when_they_come_late() -> None:
     assert seen == [("sender", RECEIVER_CLOSED, ReceiverClosed), ("receiver", RECEIVER_CLOSED, ReceiverClosed)]
 
 
+def test_callbacks_are_called_in_the_order_in_which_they_came() -> None:
+    """Also when the first one has been taken out."""
+    sender, receiver = channel(int)
+    seen: list[int] = []
+    removers = [sender.on_terminated(lambda state, error, n=n: seen.append(n)) for n in range(3)]  # type: ignore[misc]
+    removers[0]()
+    sender.on_terminated(lambda state, error: seen.append(3))
+    receiver.close()
+    assert seen == [1, 2, 3]
+
+
 def test_a_callback_may_take_another_one_out_and_use_the_channel() -> None:
     sender, receiver = channel(int)
     seen: list[str] = []

@@ -201,6 +201,29 @@ class Reader(Actor[int]):
     def read(self, m: int) -> None: ...
 
 
+def test_what_cannot_be_read_holds_up_none_of_the_messages_behind_it() -> None:
+    """They had come before the receiver was given to the mailbox, so nothing else moves them."""
+    sender, receiver = channel(int)
+    inbox, unreadable, core = Inbox(), Undecoded(b"x"), sender.take_over("m")
+    for entry in (unreadable, 1, 2):
+        core.offer(entry, lambda: None)
+    receiver.to_mailbox(inbox)
+    assert ([*inbox.messages], unreadable.settled) == ([1, 2], [Outcome.PROCESSED])
+
+
+@pytest.mark.parametrize("waiting", [0, 3])
+async def test_a_loop_over_a_receiver_that_is_bound_to_a_mailbox_gets_no_message(waiting: int) -> None:
+    """Whether messages wait for room in the mailbox or not."""
+    sender, receiver = channel(int)
+    inbox = Inbox(0)
+    receiver.to_mailbox(inbox)
+    for n in range(waiting):
+        sender.send_nowait(n)
+    with pytest.raises(HandleMoved, match="the messages of this receiver go to a mailbox"):
+        await anext(receiver)
+    sender.cancel()
+
+
 async def test_messages_that_no_mailbox_takes_have_ten_lines_in_a_system(
     autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -658,6 +681,9 @@ async def test_handles_of_ended_channels_and_both_halves_at_once_do_not_nag() ->
         sender, receiver = channel(int)
         receiver.close()
         del sender, receiver
+        done, answer = oneshot(int)
+        answer.close()
+        del done, answer
         gc.collect()
         assert caught == []
         pair = channel(int)

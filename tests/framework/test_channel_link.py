@@ -189,3 +189,18 @@ async def test_links_to_channels_outlive_a_restart(autojump_clock: MockClock) ->
         await wait_all_tasks_blocked()
         (exit_,) = holder._actor.exits
         assert isinstance(exit_.reason, Failed)
+
+
+async def test_links_to_several_channels_are_links_of_their_own(system: ActorSystem) -> None:
+    (one, one_reader), (other, other_reader) = channel(int), channel(int)
+    holder: Any = system.spawn(Trapper)
+    actor = holder._actor
+    for handle in (one, other):
+        await holder.ask(Do(lambda actor, handle=handle: actor.link(handle)))
+    await holder.ask(Do(lambda actor: actor.unlink(other)))
+    other_reader.close()
+    await wait_all_tasks_blocked()
+    assert actor.exits == []
+    one_reader.close()
+    await wait_all_tasks_blocked()
+    assert [exit_.ref for exit_ in actor.exits] == [one]
