@@ -614,6 +614,18 @@ async def test_after_a_large_message_receive_lets_others_run_for_as_long(
     receiver.close()
 
 
+async def test_a_mailbox_gets_large_messages_with_as_much_time_between_them(autojump_clock: MockClock) -> None:
+    Large.clock = autojump_clock
+    sender, receiver = channel(int)
+    core, began, taken = sender.take_over("m"), trio.current_time(), list[tuple[int, float]]()
+    for envelope in (Large(b"1"), Large(b"2"), Undecoded(b"3"), Undecoded(b"4")):
+        assert core.offer(envelope, lambda: None)
+    receiver.to_mailbox(Inbox(), lambda n: taken.append((n, round(trio.current_time() - began, 6))))
+    await trio.sleep(2.0)
+    assert taken == [(1, 0.2), (2, 0.6), (3, 0.8), (4, 0.8)]
+    receiver.close()
+
+
 async def test_cancelled_while_others_run_receive_has_taken_nothing(autojump_clock: MockClock) -> None:
     Large.clock = autojump_clock
     sender, receiver = channel(int)
@@ -682,8 +694,9 @@ async def test_handles_of_ended_channels_and_both_halves_at_once_do_not_nag() ->
         receiver.close()
         del sender, receiver
         done, answer = oneshot(int)
-        answer.close()
-        del done, answer
+        with answer as entered:
+            assert entered is answer
+        del done, answer, entered
         gc.collect()
         assert caught == []
         pair = channel(int)

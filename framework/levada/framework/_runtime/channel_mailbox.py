@@ -85,7 +85,7 @@ class MailboxFeed:
 
     def _move_one(self) -> bool:
         """Move a message, if there is one and the mailbox has room; return whether to go on."""
-        core, began = self._core, 0.0
+        core, began = self._core, None
         if self._held is None:
             if not core.queue:
                 if core.pending is not None:
@@ -128,7 +128,7 @@ class MailboxFeed:
         elif self._held is not None:  # otherwise the mailbox took the message and then stopped its actor
             self._held = None
             core.settle(entry, outcome=PROCESSED)
-            if began and not self._waiting:
+            if began is not None and not self._waiting:
                 self._waiting, self._leave_line = True, _nothing
                 spawn_system_task(self._rest, current_time() - began)
                 return False
