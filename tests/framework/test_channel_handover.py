@@ -201,6 +201,31 @@ class Reader(Actor[int]):
     def read(self, m: int) -> None: ...
 
 
+async def test_a_message_that_cannot_be_put_into_a_mailbox_was_not_processed(caplog: pytest.LogCaptureFixture) -> None:
+    sender, receiver = channel(int)
+    receipts = [await sender.send(n, receipt=True) for n in (1, 0, 2)]
+    inbox = Inbox()
+    receiver.to_mailbox(inbox, lambda n: 6 // n)
+    assert [*inbox.messages] == [6]
+    assert [await receipt for receipt in receipts] == [
+        Outcome.PROCESSED,
+        Outcome.NOT_PROCESSED,
+        Outcome.NOT_PROCESSED,
+    ]
+    assert ["a message cannot be put into a mailbox" in text for text in caplog.messages] == [True]
+
+
+def test_a_mailbox_that_refuses_a_message_because_its_actor_has_stopped_closes_the_receiver() -> None:
+    """Also one that has not called back, as it promised."""
+    sender, receiver = channel(int)
+    inbox = Inbox()
+    receiver.to_mailbox(inbox)
+    sender.send_nowait(1)
+    inbox.stopped = True
+    sender.send_nowait(2)
+    assert ([*inbox.messages], receiver.state, sender.state) == ([1], RECEIVER_CLOSED, RECEIVER_CLOSED)
+
+
 def test_what_cannot_be_read_holds_up_none_of_the_messages_behind_it() -> None:
     """They had come before the receiver was given to the mailbox, so nothing else moves them."""
     sender, receiver = channel(int)
@@ -417,7 +442,7 @@ async def test_a_moved_handle_refuses_every_use_and_give_back_restores_it() -> N
             with handle:
                 pass  # leaving a block leaves a moved handle alone
             handle.give_back()
-            assert handle.state is OPEN
+            assert ": open, 0 of " in repr(handle)
             pair[0].cancel()
 
 
@@ -697,7 +722,11 @@ async def test_handles_of_ended_channels_and_both_halves_at_once_do_not_nag() ->
         with answer as entered:
             assert entered is answer
         del done, answer, entered
+        done, answer = oneshot(int)
+        done.take_over("a message")
+        del done
         gc.collect()
+        answer.close()
         assert caught == []
         pair = channel(int)
         del pair

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -40,6 +43,10 @@ class Holder(Actor[Any]):
     @handles
     def do(self, m: Do) -> Any:
         return m.function(self)
+
+
+def link_to(handle: Any, actor: Any) -> None:
+    actor.link(handle)
 
 
 class Trapper(Holder):
@@ -195,8 +202,8 @@ async def test_links_to_several_channels_are_links_of_their_own(system: ActorSys
     (one, one_reader), (other, other_reader) = channel(int), channel(int)
     holder: Any = system.spawn(Trapper)
     actor = holder._actor
-    for handle in (one, other):
-        await holder.ask(Do(lambda actor, handle=handle: actor.link(handle)))
+    for handle in (system.spawn(Trapper), one, other):
+        await holder.ask(Do(partial(link_to, handle)))
     await holder.ask(Do(lambda actor: actor.unlink(other)))
     other_reader.close()
     await wait_all_tasks_blocked()
@@ -204,3 +211,29 @@ async def test_links_to_several_channels_are_links_of_their_own(system: ActorSys
     one_reader.close()
     await wait_all_tasks_blocked()
     assert [exit_.ref for exit_ in actor.exits] == [one]
+
+
+async def test_a_channel_whose_link_was_cut_outlives_the_actor(system: ActorSystem) -> None:
+    sender, receiver = channel(int)
+    holder = system.spawn(Holder)
+    await holder.ask(Do(lambda actor: actor.link(receiver)))
+    await holder.ask(Do(lambda actor: actor.unlink(receiver)))
+    holder.kill()
+    assert await holder.terminated() == Killed()
+    assert (sender.state, receiver.state) == (TerminalState.OPEN, TerminalState.OPEN)
+    sender.cancel()
+
+
+async def test_a_channel_keeps_no_actor_that_was_linked_to_it_and_has_ended(system: ActorSystem) -> None:
+    sender, _receiver = channel(int)
+    holder: Any = system.spawn(Holder)
+    kept = weakref.ref(holder)
+    await holder.ask(Do(lambda actor: actor.link(sender)))
+    await holder.ask(Do(lambda actor: actor.stop()))
+    assert await holder.terminated() == Normal()
+    del holder
+    await wait_all_tasks_blocked()
+    gc.collect()
+    assert kept() is None
+    assert sender.state is TerminalState.OPEN
+    sender.cancel()

@@ -410,7 +410,7 @@ class ChannelCore:
             if self.taker is not None or self.consumer is not None:
                 if get_ident() != self.thread:  # saves the call: 50 ns of 1,000
                     self.check_thread()
-                if self.prepare is None or self.taker is not None:
+                if self.prepare is None:  # which is there with a consumer only, and then no task takes
                     self.put(entry)
                 elif (entry := self.prepare(entry)) is not None:  # as put(), without the call
                     self.append(entry)

@@ -128,7 +128,7 @@ class MailboxFeed:
         elif self._held is not None:  # otherwise the mailbox took the message and then stopped its actor
             self._held = None
             core.settle(entry, outcome=PROCESSED)
-            if began is not None and not self._waiting:
+            if began is not None:
                 self._waiting, self._leave_line = True, _nothing
                 spawn_system_task(self._rest, current_time() - began)
                 return False
