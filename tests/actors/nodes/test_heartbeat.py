@@ -47,6 +47,17 @@ def test_a_pulse_counts_the_rounds_that_a_node_was_not_heard_in() -> None:
             pass
 
 
+def test_a_pulse_counts_each_byte_that_it_has_sent_to_a_silent_node() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs:
+        with Pulse(0.001) as pulse:
+            beats = pulse.listen(ours)
+            heard = theirs.recv(1)
+        while octets := theirs.recv(4096):
+            heard += octets
+        assert beats.missed == len(heard) > 0
+
+
 def test_a_heart_and_a_pulse_keep_each_other() -> None:
     ours, theirs = socket.socketpair()
     lost: queue.Queue[str] = queue.Queue()
