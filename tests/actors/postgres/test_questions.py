@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
@@ -23,11 +24,22 @@ import pyarrow as pa
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited, Withdraw
 from tests.actors.postgres.cluster import Cluster
 
-from levada.actors.durable import Durable, OutcomeUnknown, applies, log_columns, log_config, shards
+from levada.actors.durable import (
+    Durable,
+    OutcomeUnknown,
+    ReplayFailed,
+    applies,
+    copy_log,
+    log_columns,
+    log_config,
+    shards,
+    trim_log,
+)
 from levada.actors.journal import (
     Append,
     Appended,
     AwaitRows,
+    Erased,
     EraseEntity,
     Fenced,
     GetExtent,
@@ -43,6 +55,7 @@ from levada.actors.journal import (
     ReadEntity,
     ReadRows,
     SchemaMismatch,
+    partition_of,
     stream_of,
 )
 from levada.actors.journal.value_rows import ValueRows
@@ -575,6 +588,74 @@ async def test_tables_that_change_while_the_log_is_open_are_named(url: str, serv
         server.execute(f"DROP TABLE {table} CASCADE")
         with pytest.raises(JournalDamaged, match="a table of the log is gone"):
             await log.ask(ReadRows(0, 0))
+
+
+async def test_newest_rows_that_were_deleted_by_hand_are_named(url: str, server: Cluster, tmp_path: Path) -> None:
+    """Where the log is opened, waited for, trimmed and copied; until they are back, or the table of shards ends before them."""
+    table, shard = table_of(url), partition_of("anna", 2)
+
+    async def balance() -> int:
+        async with ActorSystem("test", ask_timeout=50.0) as system:
+            accounts = await shards(system, Account, events=EVENTS, journal=url, shards=2)
+            return await accounts["anna"].ask(Balance())
+
+    async with ActorSystem("test", ask_timeout=50.0) as system:
+        accounts = await shards(system, Account, events=EVENTS, journal=url, shards=2)
+        for _ in range(3):
+            await accounts["anna"].ask(Deposit(1))
+        assert accounts.journal is not None
+        end = (await accounts.journal.ask(GetExtent())).end[shard]
+        newest = f"FROM {table} WHERE _shard = {shard} AND _offset >= {end - 2}"
+        server.execute(f"CREATE TABLE {table}_saved AS SELECT * {newest}")
+        server.execute(f"DELETE {newest}")
+        says = f"rows {end - 2} to {end - 1} of shard {shard} are gone from the table .* changed by hand: put them back"
+        for question in (GetExtent(), AwaitRows({shard: end})):
+            with pytest.raises(JournalDamaged, match=says):
+                await accounts.journal.ask(question)
+        for copy in (
+            copy_log(system, url, tmp_path / "copy"),
+            trim_log(system, url, keep=0, archive=tmp_path / "archive"),
+        ):
+            with pytest.raises(JournalDamaged, match=says):
+                await copy
+    with pytest.raises(JournalDamaged, match=says):
+        await balance()
+    server.execute(f"INSERT INTO {table} SELECT * FROM {table}_saved")
+    assert await balance() == 3
+    [(end,)] = server.execute(f'SELECT "end" FROM {table}_shards WHERE shard = {shard}')  # with the answer of `Balance`
+    move = f"UPDATE {table} SET _offset = {{}} WHERE _shard = {shard} AND _offset = {{}}"
+    server.execute(move.format(end, end - 1))
+    with pytest.raises(
+        JournalDamaged, match=f"rows {end} to {end} of shard {shard} of the table .* are behind the end"
+    ):
+        await balance()
+    server.execute(move.format(end - 1, end))
+    server.execute(f"DELETE FROM {table} WHERE _shard = {shard} AND amount IS NOT NULL AND sequence = 2")
+    with pytest.raises(ReplayFailed, match="it follows event 1: rows are missing"):
+        await balance()
+    server.execute(f"DELETE FROM {table} WHERE _shard = {shard} AND sequence > 1")
+    server.execute(
+        f'UPDATE {table}_shards SET "end" = (SELECT max(_offset) + 1 FROM {table} WHERE _shard = {shard}) WHERE shard = {shard}'
+    )
+    assert await balance() == 1
+
+
+async def test_a_newest_row_that_was_erased_is_not_missed(url: str, server: Cluster, tmp_path: Path) -> None:
+    """Also in copies; what is deleted by hand behind it is."""
+    copies = [server.url(f"{server.schema()}.log"), str(tmp_path / "copy")]
+    async with log_at(url, 1) as log:
+        await log.ask(Append(rows_for("a", "b", "a"), partition=0, at=0))
+        assert await log.ask(EraseEntity("a", partition=0)) == Erased(0, 2)
+    async with ActorSystem("test", ask_timeout=50.0) as system:
+        for source, target in itertools.pairwise([url, *copies]):
+            assert (await copy_log(system, source, target, verify=True)).rows == 1
+    for each in (url, copies[0]):
+        async with log_at(each, 1) as log:
+            assert (await log.ask(GetExtent())).end == {0: 3}
+            await log.ask(Append(rows_for("c"), partition=0, at=3))
+            server.execute(f"DELETE FROM {table_of(each)} WHERE _offset = 3")
+            with pytest.raises(JournalDamaged, match="rows 3 to 3 of shard 0 are gone"):
+                await log.ask(GetExtent())
 
 
 async def test_a_log_that_was_made_anew_is_behind(url: str, server: Cluster, caplog: pytest.LogCaptureFixture) -> None:

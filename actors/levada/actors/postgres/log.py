@@ -307,14 +307,14 @@ class PostgresLog(
         statement = log.tables.erase(), [integer(shard), _key(m.entity), before]
         if not m.entity:  # the shard's own rows are not archived
             [found] = await self._database.read([statement], timeout=ERASED_WITHIN)
-            return Erased(shard, found.command_tuples or 0)
+            return Erased(shard, number_in(found, 0))
         async with self._locked(shard) as still:
             require_named(still.archives.get(shard), m.archive, shard, self.about)
             if m.archive:  # first, so that rows which are gone from the log are gone from both
                 archive = await self._archive_at(m.archive)
                 await self.system.platform.run_in_thread(archive.erase, still, shard, m)
             [found] = await self._database.read([statement], timeout=ERASED_WITHIN)
-        return Erased(shard, found.command_tuples or 0)
+        return Erased(shard, number_in(found, 0))
 
     async def _archive_at(self, place: str) -> Archive:
         from levada.actors.journal.archive import Archive  # Arrow's Parquet takes 50 ms
@@ -450,11 +450,12 @@ class PostgresLog(
 
     async def _extent(self, log: OpenLog, _: Any) -> Extent:
         [found] = await self._database.read([(log.tables.extent, [])])
-        end, first, trimmed = (dict(enumerate(bigints_in(found, column))) for column in range(3))
+        end, first, trimmed, reached = (dict(enumerate(bigints_in(found, column))) for column in range(4))
         if len(end) != log.head.shards:
             what = f"the table of shards has {len(end)} of {log.head.shards} rows: it was changed by hand"
             raise JournalDamaged(what, path=self.about)
-        return Extent(log.head.epoch, first, end, (found.get_value(0, 3) or b"").decode(), trimmed)
+        log.tables.require_reached(end, reached)
+        return Extent(log.head.epoch, first, end, (found.get_value(0, 4) or b"").decode(), trimmed)
 
     @handles
     def reach(self, m: GetReach) -> None:

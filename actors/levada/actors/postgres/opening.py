@@ -179,13 +179,14 @@ def read_log(
             raise ConfigurationError(
                 f"{address}: there is no log of this name: give the name of its table, ?table=accounts"
             )
-        _require_columns(session, LogTables.of(address, head.columns))
-        ends = session.execute(f'SELECT shard, "end" FROM {name_of(address, "_shards")} ORDER BY shard'.encode())
-        text = f"SELECT shard, trimmed, archive, archived FROM {name_of(address, '_trims')}"
-        trims = session.execute(text.encode()).fetchall()
-        trimmed = {shard: end for shard, end, _, _ in trims if end}
-        archives = {shard: Archived(place, end) for shard, _, place, end in trims if place}
-        return head, dict(ends.fetchall()), trimmed, archives
+        tables = LogTables.of(address, head.columns)
+        _require_columns(session, tables)
+        found = session.execute(tables.shards().encode()).fetchall()
+        ends = {shard: end for shard, end, *_ in found}
+        tables.require_reached(ends, {shard: reached for shard, _, reached, *_ in found})
+        trimmed = {shard: end for shard, _, _, end, _, _ in found if end}
+        archives = {shard: Archived(place, end) for shard, *_, place, end in found if place}
+        return head, ends, trimmed, archives
     except psycopg.Error as error:
         raise refusal(error.sqlstate or "", str(error), address) from None
 

@@ -5,7 +5,8 @@ For the log ``accounts`` there are
 * ``accounts``: the rows. ``_shard`` and ``_offset`` say where a row is; the other columns are the log's.
 * ``accounts_shards``: for each shard its end, and the mark of its newest append. An append first moves the end, if it is where the append says, and
   so holds the lock of this row until its own rows are committed: of two owners one is fenced, and rows become visible in the order of offsets.
-* ``accounts_trims``: for each shard that was trimmed, its oldest row, and how far rows are missing; and what it remembers of its archive.
+* ``accounts_trims``: for each shard that was trimmed, its oldest row, and how far rows are missing; and what it remembers of its archive. If its
+  newest row was erased, or is missing in a copy, where that was: otherwise it is always there, unless it was deleted by hand.
 * ``accounts_log``: one row, with the epoch and the columns; and the epoch of the log of which this is a copy, until the copy is whole.
 * ``accounts_openings``: where the shards ended each time a program connected to write.
 * ``accounts_events``: a view of the events for people, without the rows and columns that only the shards need.
@@ -14,13 +15,14 @@ For the log ``accounts`` there are
 from __future__ import annotations
 
 import struct
+from collections.abc import Mapping
 from functools import cached_property
 from typing import Final
 
 import attrs
 import pyarrow as pa
 
-from levada.actors.journal import SchemaMismatch
+from levada.actors.journal import JournalDamaged, SchemaMismatch
 from levada.actors.journal.value_rows import ValueRows
 from levada.framework.errors import ConfigurationError
 
@@ -125,7 +127,8 @@ class LogTables:
             f'CREATE TABLE {self.name("_shards")} (shard integer PRIMARY KEY, "end" bigint NOT NULL, append bigint NOT NULL) WITH (fillfactor = 50)',
             # Not in the rows of the shards, which each append changes.
             f"CREATE TABLE {self.name('_trims')} (shard integer PRIMARY KEY, first bigint NOT NULL DEFAULT 0, "
-            "trimmed bigint NOT NULL DEFAULT 0, archive text NOT NULL DEFAULT '', archived bigint NOT NULL DEFAULT 0)",
+            "trimmed bigint NOT NULL DEFAULT 0, archive text NOT NULL DEFAULT '', archived bigint NOT NULL DEFAULT 0, "
+            "erased bigint NOT NULL DEFAULT 0)",
             f"CREATE TABLE {self.name('_log')} (one boolean PRIMARY KEY DEFAULT true CHECK (one), format integer NOT NULL, "
             "epoch text NOT NULL, columns bytea NOT NULL, copy_of text)",
             f"CREATE TABLE {self.name('_openings')} (number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL UNIQUE, "
@@ -158,8 +161,11 @@ class LogTables:
             copied: the rows are of another log, and the first array has their offsets.
         """
         # Not `FROM unnest(...)`: the server would make a table of each array first, which takes it a fifth of the time for 256 rows.
-        offsets = "unnest($5::bigint[])" if copied else "generate_series($4::bigint, $1::bigint - 1)"
-        return self._insert(offsets, "unnest(${}::{}[])", 6 if copied else 5)
+        if not copied:
+            return self._insert("generate_series($4::bigint, $1::bigint - 1)", "unnest(${}::{}[])", 5)
+        # The rows before the new end may be gone from the other log.
+        noted = self._noted("SELECT $3::integer, $1::bigint FROM fence WHERE $1::bigint - 1 <> ALL ($5::bigint[])")
+        return self._insert("unnest($5::bigint[])", "unnest(${}::{}[])", 6, f", noted AS ({noted})")
 
     def append_one(self) -> str:
         """Return the statement of an append of one row: parameters as `append`, with a value for each column.
@@ -168,13 +174,18 @@ class LogTables:
         """
         return self._insert("$4::bigint", "${}::{}", 5)
 
-    def _insert(self, offset: str, parameter: str, first: int) -> str:
+    def _noted(self, select: str) -> str:
+        """Return a statement that notes for a shard that its newest row is gone: the shard, and the offset behind that row."""
+        return f"INSERT INTO {self.name('_trims')} (shard, erased) {select} ON CONFLICT (shard) DO UPDATE SET erased = excluded.erased"
+
+    def _insert(self, offset: str, parameter: str, first: int, beside: str = "") -> str:
         """Return a statement that moves the end of a shard, and inserts rows if it was where the append begins.
 
         Args:
             offset: an expression for the offsets of the rows.
             parameter: how a value is taken from the parameter with a number and a type.
             first: the number of the parameter for the first column.
+            beside: more that is done if it was.
         """
         names = ", ".join(map(quoted, self.columns.names))
         values = ", ".join(
@@ -184,7 +195,7 @@ class LogTables:
         )
         return (
             f'WITH fence AS (UPDATE {self.name("_shards")} SET "end" = $1::bigint, append = $2::bigint '
-            f'WHERE shard = $3::integer AND "end" = $4::bigint RETURNING 1) '
+            f'WHERE shard = $3::integer AND "end" = $4::bigint RETURNING 1){beside} '
             f"INSERT INTO {self.name()} (_shard, _offset, {names}) SELECT $3::integer, {offset}, {values} FROM fence"
         )
 
@@ -194,13 +205,43 @@ class LogTables:
 
     @cached_property
     def extent(self) -> str:
-        """The statement for the ends of all shards, in their order, their first offsets and marks, and the name of the newest opening."""
+        """The statement for the ends of all shards, in order, their first offsets and marks, how far their rows reach, and the newest opening."""
         newest = f"SELECT name FROM {self.name('_openings')} ORDER BY number DESC LIMIT 1"
         columns = ", ".join(
             f"array_agg({each} ORDER BY s.shard)"
-            for each in ('s."end"', "coalesce(t.first, 0)", "coalesce(t.trimmed, 0)")
+            for each in ('s."end"', "coalesce(t.first, 0)", "coalesce(t.trimmed, 0)", self._reached)
         )
-        return f"SELECT {columns}, ({newest}) FROM {self.name('_shards')} AS s LEFT JOIN {self.name('_trims')} AS t ON t.shard = s.shard"
+        return f"SELECT {columns}, ({newest}) FROM {self._shards}"
+
+    def shards(self) -> str:
+        """Return the statement for each shard, in their order: its number and end, how far its rows reach, and what ``accounts_trims`` has of it."""
+        return (
+            f"SELECT s.shard, s.\"end\", {self._reached}, coalesce(t.trimmed, 0), coalesce(t.archive, ''), coalesce(t.archived, 0) "
+            f"FROM {self._shards} ORDER BY s.shard"
+        )
+
+    @property
+    def _shards(self) -> str:
+        return f"{self.name('_shards')} AS s LEFT JOIN {self.name('_trims')} AS t ON t.shard = s.shard"
+
+    @property
+    def _reached(self) -> str:
+        """An expression for the offset behind the newest row of a shard, also if that row is gone. It is one look at an index."""
+        if not len(self.columns):
+            return 's."end"'
+        return f"greatest((SELECT max(_offset) + 1 FROM {self.name()} WHERE _shard = s.shard), t.erased, 0)"
+
+    def require_reached(self, ends: Mapping[int, int], reached: Mapping[int, int]) -> None:
+        """Raise `JournalDamaged` unless the rows of each shard reach to its end, and no further."""
+        for shard, end in ends.items():
+            there = reached[shard]
+            if there < end:
+                what = f"are gone from the table {self.name()}, which was changed by hand: put them back, or restore a backup"
+            else:
+                what = f"of the table {self.name()} are behind the end of the shard, and levada has not written them"
+            if there != end:
+                first, last = min(there, end), max(there, end) - 1
+                raise JournalDamaged(f"rows {first} to {last} of shard {shard} {what}", path=self.address.shown)
 
     def size(self) -> str:
         """The statement for the bytes of the rows and their indexes; null if there are no columns yet."""
@@ -303,8 +344,14 @@ class LogTables:
         return self._cut("_offset < $2::bigint AND _offset >= $3::bigint")
 
     def erase(self) -> str:
-        """Return the statement that erases rows of an entity: the shard, the entity, and the offset behind the last one."""
-        return f"DELETE FROM {self.name()} WHERE _shard = $1::integer AND entity = $2::text AND _offset < $3::bigint"
+        """Return the statement that erases rows of an entity, for their number: the shard, the entity, and the offset behind the last one."""
+        gone = f"DELETE FROM {self.name()} WHERE _shard = $1::integer AND entity = $2::text AND _offset < $3::bigint RETURNING _offset"
+        # Durable actors never erase the newest row of a shard.
+        noted = self._noted(
+            "SELECT $1::integer, max(_offset) + 1 FROM gone "
+            f'HAVING max(_offset) + 1 = (SELECT "end" FROM {self.name("_shards")} WHERE shard = $1::integer)'
+        )
+        return f"WITH gone AS ({gone}), noted AS ({noted}) SELECT count(*) FROM gone"
 
     def _to_go(self) -> str:
         """Return the beginning of a statement, with the rows that may be trimmed as ``to_go``.
