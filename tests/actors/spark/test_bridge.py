@@ -800,6 +800,30 @@ async def test_a_group_has_one_subscription_at_a_time(
         assert (rows.items, others.items) == ([(1, 0)], [])
 
 
+@pytest.mark.parametrize("end", ["stop", "kill"])
+async def test_a_subscription_that_ends_while_it_waits_lets_no_other_begin(
+    tmp_path: Path, autojump_clock: MockClock, end: str
+) -> None:
+    """The next one of the group waits for the first one too, and the one that has ended took nothing."""
+    async with ActorSystem() as system, serve_bridge(system, tmp_path / "b") as bridge:
+        lines = await bridge.mailbox("lines", Line)
+        found = [Rows() for _ in range(3)]
+        first, second = (bridge.subscribe("lines", system.spawn(Collector, rows), group="g") for rows in found[:2])
+        await trio.sleep(5)
+        getattr(second, end)()
+        await second.terminated()
+        bridge.subscribe("lines", system.spawn(Collector, found[2]), group="g")
+        await lines.append([Line(1)])
+        assert await found[0].reach(1) == [(1, 0)]
+        while (await lines.ref.ask(GetGroups()))["g"] != {0: 1}:
+            await trio.lowlevel.checkpoint()
+        await trio.sleep(5)
+        first.stop()
+        await lines.append([Line(2)])
+        assert await found[2].reach(1) == [(2, 1)]
+        assert [rows.items for rows in found[:2]] == [[(1, 0)], []]
+
+
 async def test_a_subscription_that_ends_gives_way_to_the_next_of_its_group(tmp_path: Path) -> None:
     async with ActorSystem() as system, serve_bridge(system, tmp_path / "b") as bridge:
         lines = await bridge.mailbox("lines", Line)

@@ -202,7 +202,7 @@ class Bridge(Desk):
         files = PLATFORM.get().files
         self._missing = {path.name for kind in ("mailboxes", "logs") for path in files.glob(directory / kind, "*")}
         """Names of mailboxes on disk that are not open yet, and of logs that were open before."""
-        self._subscriptions: dict[tuple[str, str], Ref[Any]] = {}
+        self._subscriptions: dict[tuple[str, str], list[Ref[Any]]] = {}
         """By mailbox and group: the newest one."""
         self._named = trio.lowlevel.ParkingLot()
         """Woken for each new mailbox or actor."""
@@ -363,9 +363,9 @@ class Bridge(Desk):
         mailbox = self._find(name)
         if mailbox.columns is None:
             raise ConfigurationError(f"mailbox {name!r} has columns but no message class: give one to mailbox()")
-        former = self._subscriptions.get((name, group))
+        former = [ref for ref in self._subscriptions.get((name, group), ()) if ref.is_alive]
         found = self._home.spawn(partial(Subscription, mailbox, target, former, group=group, keyed=keyed, at=at))
-        self._subscriptions[name, group] = found
+        self._subscriptions[name, group] = [*former, found]
         return found
 
     def expose(self, name: str, ref: Ref[Any]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
 import attrs
@@ -62,8 +63,8 @@ class Subscription(Actor[Any]):
 
     mailbox_: Mailbox[Any]
     target: Ref[Any] | Sender[Any]
-    former: Ref[Any] | None = None
-    """The subscription that the group had before."""
+    former: Sequence[Ref[Any]] = ()
+    """The subscriptions that the group had before, the oldest first: each may be waiting for the one before it."""
     group: str = attrs.field(kw_only=True)
     keyed: bool = attrs.field(kw_only=True)
     at: Literal["first", "end"] = attrs.field(kw_only=True)
@@ -95,11 +96,10 @@ class Subscription(Actor[Any]):
                 extra={"event": "group_taken"},
             )
             await former.terminated()
-        self.former = None
 
     async def _follow(self) -> None:
-        if self.former is not None:
-            await self._await_turn(self.former)
+        for former in self.former:
+            await self._await_turn(former)
         journal = self.mailbox_.ref
         while True:
             try:
