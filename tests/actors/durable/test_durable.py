@@ -484,6 +484,31 @@ async def test_a_folder_that_another_process_reads_or_trims_is_waited_for(
     assert re.findall(r"has this journal open and (\w+) it; waiting until it is free", caplog.text) == [does]
 
 
+def files_in(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*"))
+
+
+@pytest.mark.parametrize("keeper", [False, True], ids=["folder", "keeper"])
+@pytest.mark.parametrize("does", ["reads", "trims"])
+async def test_a_start_that_is_cancelled_while_it_waits_for_a_folder_leaves_nothing_behind(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock, does: str, keeper: bool
+) -> None:
+    """It ends at once; no actor of it lives on, and the folder has the files of the other process."""
+    with passing_by(tmp_path, does):
+        before = files_in(tmp_path)
+        async with ActorSystem() as system:
+            started, actors = trio.current_time(), system.statistics().actors
+            with trio.move_on_after(60.0) as scope:
+                await shards(system, Account, events=Deposited | Withdrawn, journal=tmp_path, shards=2, keeper=keeper)
+            assert scope.cancelled_caught
+            assert trio.current_time() - started == 60.0
+            await trio.testing.wait_all_tasks_blocked()
+            assert system.statistics().actors == actors
+            assert files_in(tmp_path) == before
+    async with accounts_in(tmp_path) as accounts:
+        assert await accounts["anna"].ask(Deposit(5)) == 5
+
+
 @pytest.mark.parametrize("does", ["reads", "trims"])
 async def test_a_folder_that_another_process_reads_or_trims_without_end_is_refused(
     tmp_path: Path, autojump_clock: trio.testing.MockClock, monkeypatch: pytest.MonkeyPatch, does: str
