@@ -234,6 +234,67 @@ def test_d_an_asker_hears_that_the_actor_was_interrupted(kind: Any) -> None:
     assert run_interrupted(body)[0] == "heard"
 
 
+class Asker(Actor[Go]):
+    """Asks another actor, and fails with it."""
+
+    other: Ref[Go]
+
+    @handles
+    async def go(self, m: Go) -> None:
+        await self.other.ask(Go())
+
+
+class Exits(Actor[Go]):
+    @handles
+    def go(self, m: Go) -> None:
+        raise SystemExit(3)
+
+
+async def ask_in_a_nursery(ref: Ref[Go]) -> None:
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(ref.ask, Go())
+
+
+@pytest.mark.parametrize("how", ["ask", "ask by another actor", "ask in a nursery", "ask and say more"])
+@pytest.mark.parametrize(("kind", "ends"), [(SyncHandler, KeyboardInterrupt), (Exits, SystemExit)])
+def test_d_what_ends_the_program_comes_out_alone_if_the_block_waits_for_that_answer(
+    kind: type[Actor[Go]], ends: type[BaseException], how: str
+) -> None:
+    """The error of the ask, which tells the same, would make a group of it: another exit code, and another traceback."""
+
+    async def main() -> None:
+        async with ActorSystem() as system:
+            ref = system.spawn(kind)
+            if how == "ask by another actor":
+                ref = system.spawn(Asker, ref)
+            if how == "ask in a nursery":
+                await ask_in_a_nursery(ref)
+            try:
+                await ref.ask(Go())
+            except ActorStopped as error:
+                if how == "ask and say more":
+                    raise ValueError("no answer") from error
+                raise
+
+    with pytest.raises(ends) as caught:
+        trio.run(main)
+    assert type(caught.value) is ends
+    assert caught.value.__context__ is None
+
+
+def test_d_another_error_of_the_block_comes_out_beside_the_interrupt() -> None:
+    async def main() -> None:
+        async with ActorSystem() as system:
+            ref = system.spawn(SyncHandler)
+            with pytest.raises(ActorStopped):
+                await ref.ask(Go())
+            raise ValueError("mine")
+
+    with pytest.raises(BaseExceptionGroup) as caught:
+        trio.run(main)
+    assert [type(error) for error in caught.value.exceptions] == [ValueError, KeyboardInterrupt]
+
+
 @pytest.mark.parametrize("way", ["tell", "send"])
 def test_d_ctrl_c_during_tell_is_put_off_until_the_message_is_in(way: str) -> None:
     """Between looking and putting in, the runtime runs a function of the user's: the key."""

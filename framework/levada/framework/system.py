@@ -295,8 +295,15 @@ class ActorSystem:
 
     def _raise_what_ended(self, error: BaseException | None, second: BaseException | None) -> bool:
         errors: list[BaseException] = []
-        for one in (error, second, self.fatal):
-            counts = not isinstance(one, trio.Cancelled) or not (self.fatal or errors)
+        fatal = self.fatal
+        if error is not None and fatal is not None and not isinstance(fatal, Exception) and _tells_of(error, fatal):
+            before = fatal.__context__
+            try:
+                raise fatal  # Ctrl-C in a handler comes out as Ctrl-C, also if the block waited for the answer
+            finally:
+                fatal.__context__ = before  # not `error`, whose cause it is
+        for one in (error, second, fatal):
+            counts = not isinstance(one, trio.Cancelled) or not (fatal or errors)
             if one is not None and counts and not any(one is other for other in errors):
                 errors.append(one)
         if not errors:
@@ -552,6 +559,20 @@ class ActorSystem:
                 what = f"{cell.path} answered {kind} with a {type(answer).__name__}, but {kind} is {promise}"
                 raise ActorError(what, actor=cell.path)
         return answer
+
+
+def _tells_of(error: BaseException, cause: BaseException) -> bool:
+    """Whether an error, or each one of a group, was caused by another one."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(_tells_of(each, cause) for each in error.exceptions)
+    seen = set[int]()
+    while error is not cause:
+        above = error.__cause__ or error.__context__
+        if above is None or id(above) in seen:
+            return False
+        seen.add(id(above))
+        error = above
+    return True
 
 
 async def _wait_patiently(event: trio.Event) -> KeyboardInterrupt | None:
