@@ -332,6 +332,9 @@ def test_an_export(journal: Path, tmp_path: Path, levada: Run) -> None:
     )
     assert levada("export", journal, tmp_path / "all", "--format", "parquet")[0] == 0
     assert levada("export", journal, tmp_path / "rows.xlsx")[0] == 2
+    code, output = levada("export", journal, "-", "--format", "csv")
+    assert (code, output.count("\n")) == (2, 1)
+    assert "rows are written to a file, not to standard output: name one" in output
     last_segment(journal).unlink()
     assert levada("export", journal, tmp_path / "rows.arrow")[0] == 1
 

@@ -240,6 +240,10 @@ class Files:
             return False
         return True
 
+    def is_taken(self, path: StrPath) -> bool:
+        """Return whether there is something of this name, or a symbolic link that leads nowhere."""
+        return self.exists(path) or bool(self.link_target(path))
+
     def discard(self, path: StrPath) -> None:
         """Delete a file, if it is there."""
         with suppress(FileNotFoundError):

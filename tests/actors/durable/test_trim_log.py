@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import math
 import os
 from collections.abc import Awaitable, Callable
 from functools import partial
@@ -46,7 +47,8 @@ async def balances(folder: Path) -> list[int]:
 async def test_a_closed_folder_is_trimmed(tmp_path: Path) -> None:
     await fill(tmp_path)
     async with ActorSystem("test", **FOREVER) as system:
-        assert await trim_log(system, tmp_path, keep=3600.0, remember=3) == 0
+        for keep in (3600.0, 1e300, math.inf):
+            assert await trim_log(system, tmp_path, keep=keep, remember=3) == 0
         assert await trim_log(system, tmp_path, keep=0, remember=3) == 8
         assert await trim_log(system, tmp_path, keep=0, remember=3) == 0
     assert await balances(tmp_path) == [7, 7]

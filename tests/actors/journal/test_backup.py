@@ -524,8 +524,10 @@ def test_places_where_no_copy_can_be_made(journal: Path, tmp_path: Path) -> None
     (tmp_path / "way.partial").mkdir()
     (tmp_path / "way.partial" / "mine").touch()
     (tmp_path / "file").touch()
+    (tmp_path / "link").symlink_to(tmp_path / "nowhere")
     for source, target, text in (
         (journal, tmp_path / "there", "there is there. Nothing is overwritten: move it away, or name another folder"),
+        (journal, tmp_path / "link", "link is there. Nothing is overwritten: move it away"),
         (journal, journal / "copy", "is inside"),
         (journal, tmp_path / "way", "way.partial is in the way: move it away"),
         (tmp_path / "there", tmp_path / "copy", "there is no journal in"),
@@ -536,7 +538,7 @@ def test_places_where_no_copy_can_be_made(journal: Path, tmp_path: Path) -> None
             backup(source, target)
     with pytest.raises(JournalUnwritable, match="the disk refuses"):
         backup(journal, tmp_path / "file" / "copy")
-    assert names(tmp_path) == ["file", "journal", "there", "way.partial"]
+    assert names(tmp_path) == ["file", "journal", "link", "there", "way.partial"]
     assert names(tmp_path / "way.partial") == ["mine"]
     assert state(journal) == before
 

@@ -252,8 +252,10 @@ def test_a_full_disk_leaves_nothing(kind: str, suffix: str) -> None:
 
 def test_mistakes(journal: Path, tmp_path: Path) -> None:
     (tmp_path / "there.csv").touch()
+    (tmp_path / "link.csv").symlink_to(tmp_path / "nowhere")
     mistakes: list[tuple[Path, str, dict[str, Any], str]] = [
         (journal, "there.csv", {}, "there.csv is there. Nothing is overwritten"),
+        (journal, "link.csv", {}, "link.csv is there. Nothing is overwritten"),
         (journal, "rows.xlsx", {}, "the format is 'xlsx', wanted arrow, csv, parquet"),
         (journal, "rows", {}, "the format is '', wanted"),
         (journal, "none/rows.csv", {}, "there is no folder .*none for rows.csv: make it first"),
@@ -272,7 +274,7 @@ def test_mistakes(journal: Path, tmp_path: Path) -> None:
     next((journal / "partition-0001").glob("*.segment")).unlink()
     with pytest.raises(JournalDamaged):
         export(journal, tmp_path / "rows.csv")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["journal", "there.csv"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["journal", "link.csv", "there.csv"]
 
 
 def test_a_format_that_cannot_hold_a_column(tmp_path: Path) -> None:

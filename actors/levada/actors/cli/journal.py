@@ -456,6 +456,11 @@ def _trim(args: argparse.Namespace) -> int:
 def _export(args: argparse.Namespace) -> int:
     from levada.actors.journal import export
 
+    if args.target == "-":
+        raise ConfigurationError(
+            "rows are written to a file, not to standard output: name one; `levada journal show` prints rows"
+        )
+
     def run() -> None:
         found = export(
             _journal(args),

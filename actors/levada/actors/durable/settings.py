@@ -20,7 +20,7 @@ from .entity import Durable
 from .rows import ShardLog
 from .snapshots import Snapshots
 
-__all__ = ["EntityLimits", "GetShardStatistics", "Keep", "ShardSettings", "ShardStatistics", "Terms"]
+__all__ = ["EntityLimits", "GetShardStatistics", "Keep", "ShardSettings", "ShardStatistics", "Terms", "kept_from"]
 
 
 @message("levada.durable.entity_limits", frozen=True)
@@ -76,6 +76,11 @@ def require_keep(seconds: object) -> None:
     """Raise `ConfigurationError` unless these are seconds for which rows may be kept."""
     if not is_duration(seconds, zero=True):
         raise ConfigurationError(f"keep is {seconds!r}, wanted seconds, 0 or more")
+
+
+def kept_from(now: float, keep: float) -> float:
+    """Return the time from which on rows stay, both in seconds since 1970. `keep` may be infinite, or longer ago than any row."""
+    return max(now - keep, 0.0)
 
 
 @message("levada.durable.terms", frozen=True)

@@ -21,7 +21,7 @@ from levada.framework.platform import Platform
 
 from .opening import database_at
 from .rows import log_config
-from .settings import require_keep
+from .settings import kept_from, require_keep
 
 if TYPE_CHECKING:
     from levada.actors.postgres import PostgresStore
@@ -69,7 +69,7 @@ async def trim_log(
     require_keep(keep)
     if not isinstance(remember, int) or remember < 1:
         raise ConfigurationError(f"remember is {remember!r}, wanted a whole number of 1 or more")
-    older = system.platform.time() - keep
+    older = kept_from(system.platform.time(), keep)
     place = "" if archive is None else archive_place(archive)
     wanted = TrimRequest(older, remember, place, forget_archive)
     store = database_at(source)

@@ -9,7 +9,7 @@ from levada.actors.journal import TrimRows
 from levada.framework import Ref
 from levada.framework.errors import LevadaError
 
-from .settings import ShardSettings
+from .settings import ShardSettings, kept_from
 
 __all__ = ["FIRST_WAIT", "trim"]
 
@@ -28,7 +28,7 @@ TIMEOUT = 3600.0
 async def trim(journal: Ref[Any], shard: int, path: str, settings: ShardSettings) -> float:
     """Trim the log of a shard; return the seconds to the next time. If the log refuses or is out of reach, that is logged."""
     assert settings.terms.keep is not None
-    older = settings.clock() - settings.terms.keep
+    older = kept_from(settings.clock(), settings.terms.keep)
     try:
         remember = settings.terms.limits.remember
         question = TrimRows(shard, older, remember, settings.snapshots.layout, settings.terms.archive)

@@ -147,8 +147,8 @@ def _places(
     require_outside(folder, origin)
     files = PLATFORM.get().files
     require_apart(files, folder)
-    if files.exists(folder):
-        what = _comparison(journals, origin, folder) if compares else "is there"
+    if files.is_taken(folder):
+        what = _comparison(journals, origin, folder) if compares and files.exists(folder) else "is there"
         raise ConfigurationError(f"{folder} {what}. Nothing is overwritten: move it away, or name another folder")
     return journals, folder
 

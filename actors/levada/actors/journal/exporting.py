@@ -112,7 +112,7 @@ def export(
     kind = _format_of(path) if format is None else format
     if kind not in _ENCODERS:
         raise ConfigurationError(f"the format is {kind!r}, wanted {', '.join(_ENCODERS)}")
-    if platform.files.exists(path):
+    if platform.files.is_taken(path):
         raise ConfigurationError(f"{path} is there. Nothing is overwritten: move it away, or name another file")
     if not platform.files.exists(path.parent):
         raise ConfigurationError(f"there is no folder {path.parent} for {path.name}: make it first")

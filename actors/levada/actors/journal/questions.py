@@ -50,6 +50,7 @@ def _key(_: Any, attribute: Any, value: Any) -> None:
         raise TypeError(f"{attribute.name} is {type(value).__name__}, wanted text or bytes")
 
 
+_MOMENT: Any = v.and_(v.instance_of((int, float)), v.ge(0), v.le(1e12))
 _NAME = v.and_(v.instance_of(str), v.max_len(1000), _key)
 
 _APPEND = {
@@ -406,7 +407,7 @@ class TrimRows(Asks[Trimmed]):
     """
 
     partition: int = attrs.field(validator=_INT)
-    older: float = attrs.field(validator=v.instance_of((int, float)))
+    older: float = attrs.field(validator=_MOMENT)
     """Seconds since 1970: the first row with this time or a later one stays, and all behind it."""
     remember: int = attrs.field(default=256, validator=[v.instance_of(int), v.ge(0)])
     """How many answers of each entity stay, the newest ones."""
