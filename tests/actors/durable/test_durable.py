@@ -325,6 +325,34 @@ async def test_a_handler_that_sets_state_without_an_event_is_named(
     ]
 
 
+async def test_a_method_that_applies_an_event_to_what_no_snapshot_has_is_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    class Forgets(Durable[Deposit]):
+        count: int = 0
+        balance: int = attrs.field(default=0, init=False)
+        shown: str | None = attrs.field(default=None, init=False)
+
+        @handles
+        def deposit(self, m: Deposit) -> int:
+            self.record(Deposited(m.amount))
+            self.shown = f"{self.balance}"
+            return self.balance
+
+        @applies
+        def one(self, e: Deposited | Withdrawn) -> None:
+            self.count += 1
+            self.balance += e.amount
+            self.shown = None  # it is made again
+
+    async with ActorSystem("test") as system:
+        await shards(system, Forgets, events=EVENTS, journal=tmp_path, shards=1)
+    warned = [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+    assert [text.partition(":")[0] for text in warned] == [
+        "the @applies method Forgets.one sets self.balance, which is no state, so it is lost when the entity is loaded from a snapshot"
+    ]
+
+
 async def test_an_entity_is_an_actor_below_its_shard(tmp_path: Path) -> None:
     async with ActorSystem("test", ask_timeout=300.0) as system:
         accounts = await shards(system, Account, events=EVENTS, journal=tmp_path, shards=2)

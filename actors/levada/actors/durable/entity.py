@@ -35,7 +35,7 @@ from .reminders import Reminder
 from .rows import FORGOT, REMIND, LogRow
 from .turns import CommandTurn, Live
 
-__all__ = ["Durable", "Upcaster", "applies", "bind", "handler_of", "state_set_by_handlers", "upcasts"]
+__all__ = ["Durable", "Upcaster", "applies", "bind", "handler_of", "state_not_kept", "state_set_by_handlers", "upcasts"]
 
 M = TypeVar("M")
 F = TypeVar("F", bound=Callable[..., Any])
@@ -385,24 +385,45 @@ def _appliers(cls: type) -> dict[type, Callable[[Any, Any], None]]:
 
 def state_set_by_handlers(cls: type[Durable[Any]]) -> list[tuple[str, str]]:
     """List the handlers that assign to a field of the state, each with the field: a replay does not know of such changes."""
-    fields = {field.name for field in attrs.fields(cls) if field.init}  # type: ignore[arg-type]  # each actor class is an attrs class
+    fields = _state_of(cls)
     handlers = {each.__name__: each for each in cls.command_table.values() if inspect.isfunction(each)}
-    return [(name, field) for name, handler in handlers.items() for field in _assigned(handler) if field in fields]
+    return [(name, field) for name, handler in handlers.items() for field, _ in _assigned(handler) if field in fields]
+
+
+def state_not_kept(cls: type[Durable[Any]]) -> list[tuple[str, str]]:
+    """List the methods that apply events and assign to an attribute outside of the state, each with its name: snapshots do not have it.
+
+    A constant may be assigned: that is how a cache is emptied.
+    """
+    fields, methods = _state_of(cls), {each.__name__: each for each in cls.appliers.values()}
+    found = ((name, field) for name, method in methods.items() for field, resets in _assigned(method) if not resets)
+    return [each for each in dict.fromkeys(found) if each[1] not in fields]
+
+
+def _state_of(cls: type[Durable[Any]]) -> set[str]:
+    return {field.name for field in attrs.fields(cls) if field.init}  # type: ignore[arg-type]  # each actor class is an attrs class
 
 
 @functools.lru_cache(maxsize=1024)
-def _assigned(handler: Callable[..., Any]) -> tuple[str, ...]:
-    """The attributes that a method assigns to its first parameter. Empty if Python has no source of it."""
+def _assigned(function: Callable[..., Any]) -> tuple[tuple[str, bool], ...]:
+    """The attributes that a method assigns to its first parameter, and whether it is a constant. Empty if Python has no source of it."""
     try:
-        (method,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(handler)))).body
+        (method,) = ast.parse(textwrap.dedent(inspect.getsource(inspect.unwrap(function)))).body
     except (OSError, SyntaxError, TypeError, ValueError):
         return ()
     if not isinstance(method, ast.FunctionDef | ast.AsyncFunctionDef) or not method.args.args:
         return ()
     own = method.args.args[0].arg
+    nodes = [*ast.walk(method)]
+    resets = [
+        target
+        for node in nodes
+        if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)
+        for target in node.targets
+    ]
     return tuple(
-        node.attr
-        for node in ast.walk(method)
+        (node.attr, node in resets)
+        for node in nodes
         if isinstance(node, ast.Attribute)
         and isinstance(node.ctx, ast.Store)
         and isinstance(node.value, ast.Name)

@@ -25,7 +25,7 @@ from levada.framework.message import tag_of
 from levada.framework.ref import DEFAULT_TIMEOUT
 
 from .access import Access
-from .entity import Durable, handler_of, state_set_by_handlers
+from .entity import Durable, handler_of, state_not_kept, state_set_by_handlers
 from .hosting import MAILBOX
 from .opening import AGAIN, Folder, OpenShards, Place, columns_in, database_at, has_streams, open_journal
 from .routing import Follower, Route, ShardRoutes, ToShard, subscribed
@@ -460,6 +460,12 @@ def _check_class(cls: type[Durable[Any]], events: tuple[type, ...]) -> None:
             "the handler %s.%s sets self.%s, which is lost when the entity leaves memory: record an event, and set it in the @applies method; "
             "if it is no state, declare it with attrs.field(init=False)",
             cls.__name__, handler, field, extra={"event": "state_without_event"},
+        )  # fmt: skip
+    for method, field in state_not_kept(cls):
+        logger.warning(
+            "the @applies method %s.%s sets self.%s, which is no state, so it is lost when the entity is loaded from a snapshot: declare it as a "
+            "field of the class, without attrs.field(init=False)",
+            cls.__name__, method, field, extra={"event": "state_not_kept"},
         )  # fmt: skip
     for kind in cls.command_table:
         if (
