@@ -135,6 +135,8 @@ async def test_what_cannot_be_a_singleton_is_refused_where_it_was_asked_for(auto
                 await singleton(system, House, on="n9", name="nowhere")
             with pytest.raises(ActorError, match="ValueError: no house is below the ground"):
                 await singleton(system, House, -1, name="cellar")
+            with pytest.raises(ConfigurationError, match=r"the mailbox is 5, wanted bounded\(…\) or unbounded\(\)"):
+                await singleton(system, House, mailbox=5, name="crowded")  # type: ignore[arg-type]
             with pytest.raises(ConfigurationError, match="supervise is 'stop', wanted restart"):
                 await singleton(system, House, supervise="stop")  # type: ignore[arg-type]
             with pytest.raises(ConfigurationError, match=r"name is 3, wanted a str"):

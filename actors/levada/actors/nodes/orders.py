@@ -60,6 +60,8 @@ def spawn_order(
         raise ConfigurationError(f"supervise is {supervise!r}, wanted 'stop' or restart(…)")
     room = None
     if mailbox is not None:
+        if not isinstance(mailbox, MailboxPolicy):
+            raise ConfigurationError(f"the mailbox is {mailbox!r}, wanted bounded(…) or unbounded()")
         if not isinstance(mailbox.overflow, str):
             raise ConfigurationError("conflate(key) is a function, which cannot travel: set the mailbox on the node")
         room = MailboxRoom(mailbox.capacity, mailbox.overflow)
