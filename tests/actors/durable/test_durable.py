@@ -439,6 +439,8 @@ def test_misuse_is_refused_where_it_is_given(tmp_path: Path) -> None:
         await refused(Durable, Deposited, "Durable has no @applies")
         await refused(str, Deposited, "wanted a class derived from Durable")
         await refused(Account, EVENTS, "wanted a number from 1 to 4096", shards=0)
+        await refused(Account, EVENTS, "shards is True, wanted a number", shards=True)
+        await refused(Account, EVENTS, "keeper is 1, wanted True or False", keeper=1)
         await refused(Account, EVENTS, "the name of a folder is empty", journal="")
         await refused(Account, EVENTS, "no name has a null character", journal="a\0b")
         for tilde in ("~/accounts", "~bert", Path("~")):

@@ -342,7 +342,9 @@ async def shards(
     kinds = _kinds_of(events)
     _check_class(cls, kinds)
     limits = EntityLimits(idle, remember, snapshot_every, max_live, patience)
-    if not isinstance(shards, int) or not 1 <= shards <= 4096:
+    if not isinstance(keeper, bool):
+        raise ConfigurationError(f"keeper is {keeper!r}, wanted True or False")
+    if not isinstance(shards, int) or isinstance(shards, bool) or not 1 <= shards <= 4096:
         raise ConfigurationError(f"shards is {shards!r}, wanted a number from 1 to 4096")
     if keep is not None and not isinstance(keep, Keep):
         require_keep(keep)
