@@ -29,7 +29,7 @@ from levada.framework.platform import PLATFORM, REAL
 __all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure", "run"]
 
 LIMITS = {
-    "rsocket": (71, 13),
+    "rsocket": (69, 13),
     "aqueduct": (59, 13),
     "aqueduct-run": (1622, 13),
     "aqueduct-sender": (563, 35),

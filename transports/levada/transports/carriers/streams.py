@@ -238,17 +238,12 @@ class JoinedStream(trio.abc.AsyncResource):
         if self._unyielded > self._config.high_watermark:
             self._unyielded = 0
             await trio.lowlevel.checkpoint()
-            self._check_sending()
-        self._put(data)
+        self.send_nowait(data)
 
     def send_nowait(self, data: Octets) -> None:
-        """Queue bytes without waiting: see `ByteStream.send_nowait`."""
+        """Write bytes straight to the kernel if that is faster, otherwise queue them, without waiting: see `ByteStream.send_nowait`."""
         if self._closed or self._finished or self._send_error is not None:
             self._check_sending()
-        self._put(data)
-
-    def _put(self, data: Octets) -> None:
-        """Write straight to the kernel if that is faster, otherwise queue."""
         if self._straight and data and not self._queue and not self._writing:
             now = self._perf_counter()
             if len(data) > _JOINED or now - self._last_straight >= _JOIN_WITHIN:
