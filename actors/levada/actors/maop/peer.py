@@ -218,7 +218,7 @@ class Peer:
 
     @overload
     async def request(
-        self, msg_id: int, body: Body = b"", *, response: type[bytes] = ..., **options: Unpack[OperationOptions]
+        self, msg_id: int, body: Body = b"", *, response: type[bytes] = bytes, **options: Unpack[OperationOptions]
     ) -> bytes: ...
     @overload
     async def request(
