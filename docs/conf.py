@@ -72,7 +72,9 @@ def check_pages(app: Sphinx, error: Exception | None) -> None:
         for entry in re.findall(r'<dt class="sig sig-object py".*?</dt>', text, re.DOTALL):
             shown = html.unescape(re.sub("<[^>]*>", "", entry))
             if re.search(r"NOTHING|= -1\.0|<|~", shown):
-                log.warning("%s: no program says it like this: %s", path.relative_to(app.outdir), " ".join(shown.split()))
+                log.warning(
+                    "%s: no program says it like this: %s", path.relative_to(app.outdir), " ".join(shown.split())
+                )
 
 
 def setup(app: Sphinx) -> None:  # noqa: D103
