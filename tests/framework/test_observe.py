@@ -30,6 +30,7 @@ from levada.framework import (
     Stalls,
     Supervisor,
     Unhandled,
+    actor,
     bounded,
     child,
     handles,
@@ -40,6 +41,7 @@ from levada.framework import (
 )
 from levada.framework.embedding import LocalRef
 from levada.framework.errors import ActorError, AskTimeout
+from levada.framework.router import consistent_hash, pool
 
 Log = list[Any]
 
@@ -485,6 +487,32 @@ async def test_the_alarm_for_handlers_that_hold_everything_up(caplog: pytest.Log
     assert record.getMessage() == (
         "/slow held everything up for 0.250 s with 1 message, last Do (use @blocking, or await something)"
     )
+
+
+@pytest.mark.slow_handler
+async def test_the_alarm_for_an_actor_of_levada_gives_no_advice_that_only_its_author_could_take(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    clock = FakeTime()
+    measure_by(clock)
+
+    def key(m: Any) -> int:
+        clock.now += 0.25
+        return 1
+
+    async def handle(m: Do) -> None:
+        clock.now += 0.5
+
+    async with ActorSystem(slow_handler=0.1) as system:
+        system.spawn(pool(Worker, [], size=1, routing=consistent_hash(key)), name="pool").tell(Do(lambda _: None))
+        await wait_all_tasks_blocked()
+        system.spawn(actor(handle), name="function").tell(Do(lambda _: None))
+        await wait_all_tasks_blocked()
+    pool_says, function_says = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
+    assert pool_says.startswith("/pool held everything up for 0.250 s")
+    assert pool_says.endswith("(an actor of levada: the machine is busy, or a function of yours that it calls)")
+    assert function_says.startswith("/function held everything up for 0.500 s")
+    assert function_says.endswith("(use @blocking, or await something)")
 
 
 def test_a_histogram_counts_by_powers_of_two() -> None:

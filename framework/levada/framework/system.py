@@ -46,7 +46,7 @@ from .message import Asks, fits, reply_type
 from .platform import PLATFORM
 from .registry import Groups, Registry
 from .supervision import RestartPolicy, SpawnOptions, Supervised, Supervision
-from .text import exc_info
+from .text import counted, exc_info
 from .timers import TimerHeap
 from .tracing import TRACING
 
@@ -288,9 +288,9 @@ class ActorSystem:
                 second = late  # all tasks have ended in any case
         failed, letters = self.counters.unsupervised, self._dead_letters.count
         if failed or letters:
-            what = "%s ended with %d unsupervised failures and %d dead letters"
+            counts = f"{counted(failed, 'unsupervised failure')} and {counted(letters, 'dead letter')}"
             level = logging.WARNING if failed else logging.INFO
-            logger.log(level, what, self.name, failed, letters, extra={"event": "ended"})
+            logger.log(level, "%s ended with %s", self.name, counts, extra={"event": "ended"})
         return self._raise_what_ended(error, second)
 
     def _raise_what_ended(self, error: BaseException | None, second: BaseException | None) -> bool:

@@ -9,7 +9,7 @@ from traceback import walk_tb
 from types import TracebackType
 from typing import Any, Final
 
-__all__ = ["asyncio_hint", "exc_info", "finite", "printable", "text_of", "texts"]
+__all__ = ["asyncio_hint", "counted", "exc_info", "finite", "printable", "text_of", "texts"]
 
 _INSTEAD: Final[Mapping[str, str]] = {
     "sleep": "trio.sleep",
@@ -138,6 +138,16 @@ def finite(value: Any) -> Any:
     if isinstance(value, list):
         return [finite(item) for item in value]
     return value
+
+
+def counted(number: int, thing: str) -> str:
+    """Return a number of things in words.
+
+    Example:
+        >>> [counted(number, "dead letter") for number in (0, 1, 2000)]
+        ['0 dead letters', '1 dead letter', '2000 dead letters']
+    """
+    return f"{number} {thing}" if number == 1 else f"{number} {thing}s"
 
 
 def texts(values: Iterable[str]) -> tuple[str, ...]:

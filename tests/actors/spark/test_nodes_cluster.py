@@ -138,6 +138,7 @@ def test_on_a_local_cluster_every_kind_of_process_is_killed(cluster: Cluster) ->
     steps = {step["step"]: step for step in told}
     assert steps["up"]["hosts"] == 2  # no executor has two
     assert re.search("n0: .*Spark says: .*Python worker exited unexpectedly", steps["worker"]["reasons"][0])
+    assert "its log is in the stderr of its executor, in lines that begin with n0:" in steps["worker"]["reasons"][0]
     assert re.search("n0: .*SIGTERM", steps["term"]["reasons"][0])
     assert re.search("n0 hangs: no heartbeat for", steps["stop"]["reasons"][0])
     assert steps["restart"]["reasons"] == []

@@ -248,6 +248,10 @@ class TaskProcess:
         self._killed = trio.Event()
 
     @property
+    def _where_it_logs(self) -> str:
+        return f"its log is in the stderr of its executor, in lines that begin with {self._name}:"
+
+    @property
     def silence(self) -> float:
         """Seconds since its last heartbeat."""
         return 0.0 if self._beats is None else self._beats.silence
@@ -282,11 +286,11 @@ class TaskProcess:
         error = await self._job.ended()
         if error is None:
             return NodeLost("ended", node=self._name, exit_code=0)
-        return NodeLost(f"has ended; Spark says: {error}", node=self._name)
+        return NodeLost(f"has ended; Spark says: {error}; {self._where_it_logs}", node=self._name)
 
     async def _spark_retries(self) -> NodeLost:
         await self._ticket.superseded.wait()
-        return NodeLost("has ended; Spark has tried its task again", node=self._name)
+        return NodeLost(f"has ended; Spark has tried its task again; {self._where_it_logs}", node=self._name)
 
     async def trouble(self) -> str:
         """Return a likely reason why it did not say hello; empty if nothing is known.
@@ -296,7 +300,7 @@ class TaskProcess:
         """
         launcher = self._launcher
         if self._ticket.node_id or await self._job.is_running():
-            return "its task runs: the log of its executor says more (stderr, lines that begin with its name)"
+            return f"its task runs; {self._where_it_logs}"
         found = await room(launcher.context, launcher.cores, len(launcher.running))
         return found.describe(str(launcher.context.master))
 

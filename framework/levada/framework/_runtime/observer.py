@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Collection, Iterable, Mapping
 from itertools import islice
 from pathlib import PurePath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import trio
 
@@ -131,12 +131,13 @@ class Observer:
         self._system.counters.slow_turns += 1
         kind = type(content_of(message))
         logger.warning(
-            "%s held everything up for %.3f s with %d message%s, last %s (use @blocking, or await something)",
+            "%s held everything up for %.3f s with %d message%s, last %s (%s)",
             cell.path,
             seconds,
             count,
             "" if count == 1 else "s",
             kind.__name__,
+            "use @blocking, or await something" if self.is_own(cell) else _OF_LEVADA,
             extra={"actor": cell.path, "event": "slow_handler"},
         )
         if self._system.events.wants(SlowHandler):
@@ -307,6 +308,9 @@ class Observer:
     def waits(self) -> list[tuple[str, str]]:
         """List which actor waits for which, as pairs of paths."""
         return self._system.waits.edges()
+
+
+_OF_LEVADA: Final = "an actor of levada: the machine is busy, or a function of yours that it calls"
 
 
 def _is_own(kind: type) -> bool:
