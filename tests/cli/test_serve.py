@@ -749,3 +749,36 @@ async def test_the_dashboard_of_a_server_is_for_this_machine(capsys: pytest.Capt
                 await serve_own_dashboard(system, (host, 0)).__aenter__()
         async with serve_own_dashboard(system, None):
             assert capsys.readouterr().out == ""
+
+
+ON_TERMINAL = """
+import fcntl, os, sys, termios
+fcntl.ioctl(0, termios.TIOCSCTTY, 0)
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
+
+
+@pytest.mark.ci
+@pytest.mark.skipif(sys.platform != "linux", reason="how a process gets a terminal is the system's own")
+@pytest.mark.parametrize("more", [(), ("--nodes", "1")], ids=["one process", "nodes"])
+def test_it_drains_when_its_terminal_is_closed(more: tuple[str, ...], tmp_path: Path) -> None:
+    (tmp_path / "handlers.py").write_text(HANDLERS)
+    ours, theirs = os.openpty()
+    command = [sys.executable, "-c", ON_TERMINAL, *LEVADA[1:], "serve", "handlers:answer"]
+    with subprocess.Popen(
+        [*command, "--url", "rsocket+tcp://127.0.0.1:0", *more],
+        cwd=tmp_path,
+        env=ENVIRONMENT,
+        text=True,
+        stdin=theirs,
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        start_new_session=True,
+    ) as process:
+        try:
+            os.close(theirs)
+            assert Server(process).line().startswith("SERVING ")
+            os.close(ours)
+            assert process.wait(250) == 0
+        finally:
+            process.kill()

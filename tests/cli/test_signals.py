@@ -9,7 +9,7 @@ import pytest
 import trio
 import trio.testing
 
-from levada.actors.cli.signals import ENDS, RELOAD, late_ones_dropped
+from levada.actors.cli.signals import ENDS, RELOAD, Terminal, late_ones_dropped
 
 pytestmark = pytest.mark.skipif(not RELOAD, reason="Windows has no SIGHUP")
 
@@ -36,3 +36,16 @@ def test_a_wish_that_comes_while_the_program_ends_does_not_kill_it(taken: bool) 
         assert killed_by == [RELOAD]
     finally:
         signal.signal(RELOAD, before)
+
+
+def test_a_terminal_that_was_closed_is_noticed() -> None:
+    ours, theirs = os.openpty()
+    reading, writing = os.pipe()
+    try:
+        on_terminal, on_pipe = Terminal(theirs), Terminal(writing)
+        assert (on_terminal.is_closed, on_pipe.is_closed) == (False, False)
+        os.close(ours)
+        assert (on_terminal.is_closed, on_pipe.is_closed) == (True, False)
+    finally:
+        for number in (theirs, reading, writing):
+            os.close(number)

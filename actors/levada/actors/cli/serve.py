@@ -36,7 +36,7 @@ from .arguments import seconds
 from .dashboard import serve_own_dashboard
 from .health import serve_health
 from .servers import serve_own_console
-from .signals import RELOAD, late_ones_dropped, third_one_exits
+from .signals import RELOAD, Terminal, late_ones_dropped, third_one_exits
 
 __all__ = ["add_parser", "handler", "node_app", "run", "tracing"]
 
@@ -57,7 +57,8 @@ def add_parser(subparsers: Subparsers) -> None:
         "listeners, or a function that returns an async context manager. With --url, serve a handler at these URLs instead: an async "
         "function or an actor class. Prints 'SERVING <url>' for each listener when all are ready.",
         epilog="SIGTERM and Ctrl-C drain: no new clients, and time for open work; a second signal cuts it off; a third ends the process at once. "
-        "SIGHUP reads the files of certificates and tokens again. With --nodes these signals go to all nodes; 'levada nodes restart' restarts "
+        "SIGHUP reads the files of certificates and tokens again; a closed terminal drains, as SIGTERM does. "
+        "With --nodes these signals go to all nodes; 'levada nodes restart' restarts "
         "them one after another. "
         "Exit codes: 0 after SIGTERM; 1 open work was cut off; 2 a mistake, or the app has failed; 130 after Ctrl-C.",
     )
@@ -309,6 +310,7 @@ class _Run:
         self._end = trio.Event()
         self._first = 0
         """The first signal to end; 0 before it."""
+        self._terminal = Terminal()
         self._patience = trio.CancelScope()
         """Around the app. Its deadline is the end of the drain."""
         self._start = trio.CancelScope()
@@ -365,7 +367,7 @@ class _Run:
         times = 0
         async with trio.open_nursery() as nursery:
             async for number in signals:
-                if number == RELOAD:
+                if number == RELOAD and not self._terminal.is_closed:
                     self._reload()
                     continue
                 times += 1

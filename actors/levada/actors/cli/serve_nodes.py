@@ -34,7 +34,7 @@ from .health import serve_health
 from .reloading import CodeChanges, import_again, project_of, shown
 from .serve import node_app, tracing
 from .servers import own_console, serve_own_console
-from .signals import RELOAD
+from .signals import RELOAD, Terminal
 
 __all__ = ["NodesRun", "logs_of_nodes"]
 
@@ -58,6 +58,7 @@ class NodesRun:
         self._args = args
         self._settings = NodeSettings(drain_timeout=args.drain_timeout, restart=_RESTART, env=env, fence=args.fence)
         self._state: State = "starting"
+        self._terminal = Terminal()
         self._urls: Sequence[str] = ()
         self._fleet: Fleet | None = None
         self._scrapes: Scrapes | None = None
@@ -206,7 +207,7 @@ class NodesRun:
     async def _obey(self, signals: AsyncIterator[int]) -> None:
         async with trio.open_nursery() as nursery:
             async for number in signals:
-                if number == RELOAD:
+                if number == RELOAD and not self._terminal.is_closed:
                     for member in self._members():
                         if member.state is MemberState.UP:  # the others read their files when they start
                             nursery.start_soon(self._reload, member.name)

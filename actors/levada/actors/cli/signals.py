@@ -9,12 +9,29 @@ from contextlib import contextmanager
 from types import FrameType
 from typing import Any
 
-__all__ = ["COUNT", "ENDS", "RELOAD", "late_ones_dropped", "third_one_exits"]
+__all__ = ["COUNT", "ENDS", "RELOAD", "Terminal", "late_ones_dropped", "third_one_exits"]
 
 ENDS = (signal.SIGINT, signal.SIGTERM)
 # Windows has neither, and no signal has the number 0.
 COUNT = getattr(signal, "SIGUSR1", 0)
 RELOAD = getattr(signal, "SIGHUP", 0)
+
+
+class Terminal:
+    """The terminal that a command began on, if any. When it is closed the kernel sends SIGHUP, and Ctrl-C cannot end the command any more.
+
+    Args:
+        number: a file descriptor that may be of a terminal.
+    """
+
+    def __init__(self, number: int = 2) -> None:
+        self._number = number
+        self._was_open = os.isatty(number)
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether there was a terminal, and is none."""
+        return self._was_open and not os.isatty(self._number)
 
 
 @contextmanager
