@@ -43,9 +43,9 @@ def test_a_terminal_that_was_closed_is_noticed() -> None:
     reading, writing = os.pipe()
     try:
         on_terminal, on_pipe = Terminal(theirs), Terminal(writing)
-        assert (on_terminal.is_closed, on_pipe.is_closed) == (False, False)
+        assert (on_terminal.closed, on_pipe.closed) == (False, False)
         os.close(ours)
-        assert (on_terminal.is_closed, on_pipe.is_closed) == (True, False)
+        assert (on_terminal.closed, on_pipe.closed) == (True, False)
     finally:
         for number in (theirs, reading, writing):
             os.close(number)

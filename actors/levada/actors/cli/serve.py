@@ -367,7 +367,7 @@ class _Run:
         times = 0
         async with trio.open_nursery() as nursery:
             async for number in signals:
-                if number == RELOAD and not self._terminal.is_closed:
+                if number == RELOAD and not self._terminal.closed:
                     self._reload()
                     continue
                 times += 1

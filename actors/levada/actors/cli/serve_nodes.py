@@ -207,7 +207,7 @@ class NodesRun:
     async def _obey(self, signals: AsyncIterator[int]) -> None:
         async with trio.open_nursery() as nursery:
             async for number in signals:
-                if number == RELOAD and not self._terminal.is_closed:
+                if number == RELOAD and not self._terminal.closed:
                     for member in self._members():
                         if member.state is MemberState.UP:  # the others read their files when they start
                             nursery.start_soon(self._reload, member.name)

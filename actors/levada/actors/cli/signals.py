@@ -29,7 +29,7 @@ class Terminal:
         self._was_open = os.isatty(number)
 
     @property
-    def is_closed(self) -> bool:
+    def closed(self) -> bool:
         """Whether there was a terminal, and is none."""
         return self._was_open and not os.isatty(self._number)
 
