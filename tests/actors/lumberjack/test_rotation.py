@@ -637,7 +637,8 @@ async def test_without_a_free_descriptor_files_wait_and_are_behind(
             assert followed.status().failures == 0
             sink.open.set()  # files that are read to their end make room
             await sink.has("three")
-    assert caplog.messages == [
+    # Each comes again if a look fails behind one that did not: the file that was taken in has the only descriptor.
+    assert list(dict.fromkeys(caplog.messages)) == [
         f"no descriptor is free to look for files: [Errno 24] Too many open files: '{tmp_path}'",
         f"files wait, because no descriptor is free: [Errno 24] Too many open files: '{tmp_path / '3.log'}'",
     ]
