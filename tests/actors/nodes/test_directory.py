@@ -1,4 +1,4 @@
-"""What a process knows of the members of its fleet: changes, events for subscribers, and a name that no actor ever had."""
+"""What a process knows of the members of its fleet: changes, events for subscribers, a name that no actor ever had."""
 
 from __future__ import annotations
 
@@ -12,7 +12,9 @@ from trio.testing import wait_all_tasks_blocked
 from levada.actors.nodes import Member, MemberState, NodeDown, NodeUp
 from levada.actors.nodes.directory import Directory
 from levada.actors.nodes.front import Front
-from levada.framework import ActorSystem, Killed, Normal
+from levada.actors.nodes.messages import Changed, Welcome
+from levada.actors.nodes.node_side import NodeSide
+from levada.framework import ActorSystem, Killed, Normal, actor
 from levada.framework.errors import ConfigurationError
 
 NODE = Member("n0", 0, b"", MemberState.STARTING, 0, "", "", 0.0, 0)
@@ -71,3 +73,40 @@ async def test_a_name_that_no_actor_ever_had_is_freed_as_any_other(system: Actor
     assert front.about == "shop: nowhere now"
     front.free()
     assert await ref.terminated() == Normal()
+
+
+async def test_changes_that_overtake_the_welcome_come_after_it(system: ActorSystem) -> None:
+    """It travels on another channel, and its members are older."""
+
+    @actor
+    def coordinator(m: object) -> None:
+        pass
+
+    driver = system.spawn(coordinator)
+    side = NodeSide(system, b"1" * 16)
+    side.changed(Changed(in_state(MemberState.DOWN), "was killed by SIGKILL", signal=9))
+    assert side.members == []
+    side.welcomed(
+        Welcome(
+            name="n1",
+            index=1,
+            app="tests:app",
+            path=[],
+            log_level=0,
+            drain_timeout=1.0,
+            silence=4.0,
+            beat=1.0,
+            nice=0,
+            affinity=[],
+            rlimits={},
+            members=[in_state(MemberState.UP)],
+            listen="",
+            driver=b"2" * 16,
+            driver_url="",
+            node=driver,
+            coordinator=driver,
+        )
+    )
+    assert side.members == [in_state(MemberState.DOWN)]
+    side.changed(Changed(in_state(MemberState.DOWN), "", forgotten=True))
+    assert side.members == []
