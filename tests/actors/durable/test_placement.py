@@ -416,6 +416,13 @@ async def test_the_end_of_the_shards_fails_what_waits(tmp_path: Path) -> None:
             accounts["anna"].tell(Deposit(1))
 
 
+async def test_a_message_that_is_sent_to_an_entity_on_a_node_comes_once(tmp_path: Path) -> None:
+    async with placed(tmp_path) as (accounts, _, _):
+        for amount in (1, 20):
+            await accounts["anna"].send(Deposit(amount))
+        assert await accounts["anna"].ask(Deposit(300)) == 321
+
+
 async def test_a_told_command_that_cannot_travel_is_lost_alone(tmp_path: Path) -> None:
     """It waited for its shard, which was not open, and so did the others."""
     async with placed(tmp_path, 1) as (accounts, nodes, tasks), nodes.events() as events:
