@@ -299,9 +299,10 @@ def test_a_reminder_that_is_replaced_again_and_again_is_due_once() -> None:
     reminders = Reminders(Codec())
     other = Reminder("bert", "key", "of bert", 1500.5, b"x")
     reminders.set(other)
-    for n in range(1000):
-        last = Reminder("anna", "key", f"of anna {n}", 2000.0 - n, b"x")
-        reminders.set(last)
+    replaced = [Reminder("anna", "key", f"of anna {n}", 2000.0 - n, b"x") for n in range(1000)]
+    for reminder in replaced:
+        reminders.set(reminder)
+    last = replaced[-1]
     assert (reminders.next(), reminders.size) == (1001.0, last.size + other.size)
     assert reminders.take(1000.9) is None
     assert [reminders.take(2000.0) for _ in range(3)] == [last, other, None]
