@@ -416,6 +416,20 @@ async def test_the_end_of_the_shards_fails_what_waits(tmp_path: Path) -> None:
             accounts["anna"].tell(Deposit(1))
 
 
+async def test_shards_go_back_to_their_node_when_it_comes_back(tmp_path: Path) -> None:
+    async with placed(tmp_path) as (accounts, nodes, tasks), nodes.events() as events:
+
+        async def homes() -> dict[str, str]:
+            return {name: await accounts[name].ask(Where()) for name in names(8)}
+
+        before = await homes()
+        assert set(before.values()) == {"n0", "n1"}
+        tasks[0].kill()
+        assert isinstance(await events.receive(), NodeDown)
+        while await homes() != before:
+            await trio.lowlevel.checkpoint()
+
+
 async def test_a_message_that_is_sent_to_an_entity_on_a_node_comes_once(tmp_path: Path) -> None:
     async with placed(tmp_path) as (accounts, _, _):
         for amount in (1, 20):
