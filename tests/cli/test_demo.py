@@ -29,7 +29,6 @@ for needed in demo.NEEDED:
     pytest.importorskip(needed)
 
 from levada.actors.demo import ingest  # noqa: E402
-from levada.actors.demo.engine import spark_session  # noqa: E402
 from levada.actors.demo.ingest import unpack  # noqa: E402
 from levada.actors.demo.known import KNOWN, VERIFIED  # noqa: E402
 from levada.actors.demo.pipeline import Pipeline  # noqa: E402
@@ -159,18 +158,38 @@ def test_ctrl_c_leaves_nothing_running(tmp_path: Path, moment: str) -> None:
         assert running(family, process.pid) == []
 
 
-@pytest.mark.ci
-async def test_what_java_has_started_ends_with_spark_also_if_it_has_another_parent(tmp_path: Path) -> None:
-    """As a worker has that Java starts while Spark stops."""
-    async with spark_session({"spark.ui.enabled": False}, tmp_path / "spark.log") as spark:
-        context: Any = spark.sparkContext
-        java = context._jvm.java
+ORPHAN = """
+import sys, trio
+from pathlib import Path
+from levada.actors.demo.engine import spark_session
+
+async def main():
+    async with spark_session({"spark.ui.enabled": False}, Path("spark.log")) as spark:
+        java = spark.sparkContext._jvm.java
         shell = java.lang.ProcessBuilder(["sh", "-c", "setsid sleep 1000 > /dev/null & echo $!"]).start()
-        process = int(java.io.BufferedReader(java.io.InputStreamReader(shell.getInputStream())).readLine())
+        orphan = java.io.BufferedReader(java.io.InputStreamReader(shell.getInputStream())).readLine()
         shell.waitFor()
-        assert running([process], -1) == [process]
-        assert process not in descendants(os.getpid())
-    assert running([process], -1) == []
+        print(orphan, flush=True)
+        await trio.to_thread.run_sync(sys.stdin.readline)
+
+trio.run(main)
+"""
+
+
+@pytest.mark.ci
+def test_what_java_has_started_ends_with_spark_also_if_it_has_another_parent(tmp_path: Path) -> None:
+    """As a worker has that Java starts while Spark stops."""
+    pipe = subprocess.PIPE
+    with subprocess.Popen(
+        [sys.executable, "-c", ORPHAN], cwd=tmp_path, env=ENVIRONMENT, text=True, stdin=pipe, stdout=pipe, stderr=pipe
+    ) as program:
+        assert program.stdout is not None
+        orphan = int(program.stdout.readline())
+        assert running([orphan], -1) == [orphan]
+        assert orphan not in descendants(program.pid)
+        out, err = program.communicate("\n", timeout=300)
+    assert (program.returncode, out) == (0, ""), err
+    assert running([orphan], -1) == []
 
 
 @pytest.mark.release

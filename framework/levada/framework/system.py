@@ -296,13 +296,10 @@ class ActorSystem:
     def _raise_what_ended(self, error: BaseException | None, second: BaseException | None) -> bool:
         errors: list[BaseException] = []
         fatal = self.fatal
+        ended: tuple[BaseException | None, ...] = (error, second, fatal)
         if error is not None and fatal is not None and not isinstance(fatal, Exception) and _tells_of(error, fatal):
-            before = fatal.__context__
-            try:
-                raise fatal  # Ctrl-C in a handler comes out as Ctrl-C, also if the block waited for the answer
-            finally:
-                fatal.__context__ = before  # not `error`, whose cause it is
-        for one in (error, second, fatal):
+            ended = (fatal,)  # Ctrl-C in a handler comes out as Ctrl-C, also if the block waited for the answer
+        for one in ended:
             counts = not isinstance(one, trio.Cancelled) or not (fatal or errors)
             if one is not None and counts and not any(one is other for other in errors):
                 errors.append(one)
@@ -311,7 +308,15 @@ class ActorSystem:
         if len(errors) == 1:
             if errors[0] is error:
                 return False
-            raise errors[0]
+            before = errors[0].__context__
+            try:
+                raise errors[0]
+            finally:
+                errors[
+                    0
+                ].__context__ = (
+                    before  # not what the block ended with: the cancelling, or the error that this one caused
+                )
         raise BaseExceptionGroup(f"the actor system {self.name!r} ended with several errors", errors)
 
     async def _end_in_phases(self) -> None:
