@@ -118,7 +118,7 @@ def test_without_a_checkout(
             "ingest",
             {
                 "ship, read, parse and append, CPU": 0.8,
-                "the same on 2 nodes, CPU": 0.87,
+                "the same on 2 nodes, CPU": 0.8,
                 "lines of the node with fewer": 0.8,
             },
         ),
