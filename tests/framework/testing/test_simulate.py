@@ -1008,6 +1008,26 @@ def test_an_operation_without_an_answer_may_have_happened_late_or_never() -> Non
         check_linear([unknown, Operation("a", 1, 1, 2, 11), Operation("a", 1, 3, 4, 2)], add, 0)
 
 
+def test_many_operations_without_an_answer_are_tried_when_nothing_else_fits() -> None:
+    """In their own orders there are more than 10 to the power of 18 of twenty."""
+    tried = 0
+
+    def append(done: tuple[int, ...], number: int) -> tuple[tuple[int, ...], int]:
+        nonlocal tried
+        tried += 1
+        assert tried < 2000
+        return (*done, number), len(done) + 1
+
+    unknown = [Operation("a", number, 1 + number / 20, inf) for number in range(20)]
+    places = [*range(2, 11), *range(13, 21)]  # two of the others are between
+    known = [
+        Operation("a", 101, 0, 2, 1),
+        *(Operation("a", 100 + place, place, place + 0.5, place) for place in places),
+    ]
+    check_linear([*unknown, *known], append, ())
+    assert tried > len(known)
+
+
 def test_a_command_that_is_repeated_after_a_restart_is_one_operation() -> None:
     """Its answer is older than what others were answered meanwhile; as two operations that would be a false alarm."""
 

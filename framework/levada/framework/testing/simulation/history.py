@@ -112,7 +112,10 @@ def check_linear(
 
 
 def _check_one(operations: list[Operation], apply: Callable[[Any, Any], tuple[Any, Any]], initial: Any) -> None:
-    """Search an order, depth first; a state that was seen after the same operations is not tried again."""
+    """Search an order, depth first; a state that was seen after the same operations is not tried again.
+
+    Early answers are tried first, and operations without an answer last: of ten of these there are millions of orders.
+    """
     wanted = sum(1 << i for i, operation in enumerate(operations) if operation.answered != inf)
     stack: list[tuple[int, Any]] = [(0, initial)]
     seen = {(0, initial)}
@@ -123,7 +126,7 @@ def _check_one(operations: list[Operation], apply: Callable[[Any, Any], tuple[An
             return
         if (done & wanted).bit_count() > (best & wanted).bit_count():
             best = done
-        for i in _next(operations, done):
+        for i in sorted(_next(operations, done), key=lambda i: operations[i].answered, reverse=True):
             after, answer = apply(state, operations[i].question)
             if operations[i].answered == inf or answer == operations[i].answer:
                 place = done | 1 << i, after
