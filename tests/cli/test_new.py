@@ -16,14 +16,15 @@ ROOT = Path(__file__).parents[2]
 
 
 @pytest.mark.parametrize(
-    ("options", "files"),
+    ("name", "options", "files"),
     [
-        ([], {"Containerfile"}),
-        (["--spark"], {"query.py"}),
-        (["--durable"], {"Containerfile"}),
+        ("tally", [], {"Containerfile"}),
+        ("words", ["--spark"], {"query.py"}),
+        ("bids", ["--durable"], {"Containerfile"}),
     ],
 )
 def test_a_new_project(
+    name: str,
     options: list[str],
     files: set[str],
     tmp_path: Path,
@@ -31,17 +32,17 @@ def test_a_new_project(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert cli.main(["new", "tally", *options]) == 0
-    found = {file.name for file in (tmp_path / "tally").iterdir()}
-    assert found == {"pyproject.toml", "tally.py", "test_tally.py", "README.md", ".gitignore"} | files
-    commands = f"{' '.join(['levada new tally', *options])}\n{capsys.readouterr().out}"
+    assert cli.main(["new", name, *options]) == 0
+    found = {file.name for file in (tmp_path / name).iterdir()}
+    assert found == {"pyproject.toml", f"{name}.py", f"test_{name}.py", "README.md", ".gitignore"} | files
+    commands = f"{' '.join([f'levada new {name}', *options])}\n{capsys.readouterr().out}"
     assert f"```\n{commands}```\n" in (ROOT / "README.md").read_text("utf-8")
-    readme = (tmp_path / "tally" / "README.md").read_text("utf-8")
+    readme = (tmp_path / name / "README.md").read_text("utf-8")
     for command in re.split(r"\n| && ", commands)[2:]:
         assert re.split(r"    #| --", command)[0] in readme
     assert "$" not in readme
-    assert cli.main(["new", "tally", *options]) == 2
-    assert capsys.readouterr().err == "levada: cannot create tally: File exists\n"
+    assert cli.main(["new", name, *options]) == 2
+    assert capsys.readouterr().err == f"levada: cannot create {name}: File exists\n"
 
 
 @pytest.mark.parametrize(
