@@ -15,6 +15,7 @@ import weakref
 from _thread import get_ident
 from collections import deque
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Final, Literal, TypeVar, TypeVarTuple, Unpack, overload
 
@@ -306,17 +307,16 @@ class ActorSystem:
         if not errors:
             return True
         if len(errors) == 1:
-            if errors[0] is error:
+            [only] = errors
+            if only is error:
                 return False
-            before = errors[0].__context__
+            before = only.__context__
             try:
-                raise errors[0]
+                raise only
             finally:
-                errors[
-                    0
-                ].__context__ = (
-                    before  # not what the block ended with: the cancelling, or the error that this one caused
-                )
+                # Not what the block ended with: the cancelling, or an error that this one caused. An odd class refuses that.
+                with suppress(Exception):
+                    only.__context__ = before
         raise BaseExceptionGroup(f"the actor system {self.name!r} ended with several errors", errors)
 
     async def _end_in_phases(self) -> None:
