@@ -54,6 +54,7 @@ from levada.actors.journal import (
     Reach,
     ReadEntity,
     ReadRows,
+    Rows,
     SchemaMismatch,
     partition_of,
     stream_of,
@@ -630,14 +631,63 @@ async def test_newest_rows_that_were_deleted_by_hand_are_named(url: str, server:
     ):
         await balance()
     server.execute(move.format(end - 1, end))
-    server.execute(f"DELETE FROM {table} WHERE _shard = {shard} AND amount IS NOT NULL AND sequence = 2")
-    with pytest.raises(ReplayFailed, match="it follows event 1: rows are missing"):
-        await balance()
-    server.execute(f"DELETE FROM {table} WHERE _shard = {shard} AND sequence > 1")
+    server.execute(
+        f"DELETE FROM {table} WHERE _shard = {shard} AND _offset >= (SELECT min(_offset) FROM {table} WHERE sequence = 2)"
+    )
     server.execute(
         f'UPDATE {table}_shards SET "end" = (SELECT max(_offset) + 1 FROM {table} WHERE _shard = {shard}) WHERE shard = {shard}'
     )
     assert await balance() == 1
+
+
+async def test_rows_between_others_that_were_deleted_by_hand_are_named(
+    url: str, server: Cluster, tmp_path: Path
+) -> None:
+    """Where the log is read in order, copied, trimmed and opened; until they are back, or noted as erased."""
+    table, shard = table_of(url), partition_of("anna", 2)
+
+    async def balance() -> int:
+        async with ActorSystem("test", ask_timeout=50.0) as system:
+            accounts = await shards(system, Account, events=EVENTS, journal=url, shards=2)
+            return await accounts["anna"].ask(Balance())
+
+    async with ActorSystem("test", ask_timeout=50.0) as system:
+        accounts = await shards(system, Account, events=EVENTS, journal=url, shards=2)
+        gone = next(name for name in map(str, itertools.count()) if partition_of(name, 2) == shard)
+        for entity in ("anna", "anna", gone, "anna", "anna"):
+            await accounts[entity].ask(Deposit(1))
+        assert accounts.journal is not None
+        first, last = (
+            offset for (offset,) in server.execute(f"SELECT _offset FROM {table} WHERE sequence IN (2, 3) ORDER BY 1")
+        )
+        assert await accounts.erase(gone) == 1
+        server.execute(f"CREATE TABLE {table}_saved AS SELECT * FROM {table} WHERE _offset BETWEEN {first} AND {last}")
+        server.execute(f"DELETE FROM {table} WHERE _offset BETWEEN {first} AND {last}")
+        end = (await accounts.journal.ask(GetExtent())).end[shard]
+        says = f"2 of the rows {{}} to {{}} of shard {shard} are gone from the table .* changed by hand: put them back"
+        run: Rows = await accounts.journal.ask(ReadRows(shard, 0))
+        assert run.end == first
+        with pytest.raises(JournalDamaged, match=says.format(first, last)):
+            await accounts.journal.ask(ReadRows(shard, first))
+        with pytest.raises(JournalDamaged, match=says.format(first, last)):
+            await accounts.journal.ask(ReadRows(shard, first, last + 1))
+        for copy in (
+            copy_log(system, url, tmp_path / "copy"),
+            trim_log(system, url, keep=0, archive=tmp_path / "archive"),
+        ):
+            with pytest.raises(JournalDamaged, match=says.format(0, end - 1)):
+                await copy
+    with pytest.raises(JournalDamaged, match=says.format(0, end - 1)):
+        await balance()
+    server.execute(f"INSERT INTO {table} SELECT * FROM {table}_saved")
+    assert await balance() == 4
+    server.execute(f"DELETE FROM {table} WHERE _offset BETWEEN {first} AND {last}")
+    gone_rows = f"SELECT generate_series({first}, {last}) EXCEPT SELECT _offset FROM {table} WHERE _shard = {shard}"  # as the page has it
+    server.execute(
+        f"INSERT INTO {table}_erased SELECT {shard}, each, each + 1 FROM ({gone_rows}) AS g(each) ON CONFLICT DO NOTHING"
+    )
+    with pytest.raises(ReplayFailed, match="it follows event 1: rows are missing"):
+        await balance()
 
 
 async def test_a_newest_row_that_was_erased_is_not_missed(url: str, server: Cluster, tmp_path: Path) -> None:
@@ -665,7 +715,9 @@ async def test_a_log_that_was_made_anew_is_behind(url: str, server: Cluster, cap
         accounts = await shards(system, Account, events=EVENTS, journal=url, shards=1)
         for _ in range(3):
             await accounts["anna"].ask(Deposit(1))
-        server.execute(f"DROP TABLE {table}, {table}_shards, {table}_log, {table}_openings, {table}_trims CASCADE")
+        server.execute(
+            f"DROP TABLE {table}, {table}_shards, {table}_log, {table}_openings, {table}_trims, {table}_erased CASCADE"
+        )
         async with log_at(url, 1, log_columns(EVENTS)) as log:
             await log.ask(GetExtent())
         with pytest.raises(JournalBehind, match="rows 0 to 3 were on the disk and are gone from the log"):
@@ -750,6 +802,7 @@ async def test_a_role_needs_no_more_than_the_page_says(url: str, server: Cluster
         f"GRANT USAGE ON SCHEMA {schema} TO {role}",
         f"GRANT SELECT ON {schema}.{table}_log TO {role}",
         f"GRANT SELECT, UPDATE ON {schema}.{table}_shards TO {role}; GRANT SELECT, INSERT, UPDATE ON {schema}.{table}_trims TO {role}",
+        f"GRANT SELECT, INSERT, UPDATE, DELETE ON {schema}.{table}_erased TO {role}",
         f"GRANT SELECT, INSERT, DELETE ON {schema}.{table}, {schema}.{table}_openings TO {role}",
     ]
     server.execute("; ".join(grants[:-1]))

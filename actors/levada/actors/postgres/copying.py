@@ -35,15 +35,27 @@ def _still(address: PostgresAddress, session: Session) -> StillLog:
         while following is not None and following < end:
             values = [integer(shard), bigint(end), bigint(following), bigint(PAGE_ROWS), bigint(PAGE_BYTES)]
             result = _run(address, session, tables.rows, values)
-            page = rows_in(result, 2, kinds, columns, address.shown)
-            if page.num_rows:
-                yield page
+            page, begun = rows_in(result, 2, kinds, columns, address.shown), following
             if page.num_rows == PAGE_ROWS:
                 following = page.column(0)[-1].as_py() + 1
             else:
                 following = None if result.get_value(0, 1) is None else number_in(result, 1)
+            behind = end if following is None else following
+            if page.num_rows < behind - begun:
+                _require_gone(address, session, tables, shard, begun, behind)
+            if page.num_rows:
+                yield page
 
     return StillLog(head.epoch, head.copy_of, head.columns, ends, trimmed, archives, pages)
+
+
+def _require_gone(
+    address: PostgresAddress, session: Session, tables: LogTables, shard: int, start: int, end: int
+) -> None:
+    """Raise `JournalDamaged` if a row between two offsets was deleted by hand."""
+    found = _run(address, session, tables.missing(), [integer(shard), bigint(start), bigint(end)])
+    if found.ntuples:
+        tables.require_there(shard, *(number_in(found, column) for column in (1, 2, 3)))
 
 
 def _run(address: PostgresAddress, session: Session, text: str, values: list[bytes]) -> Any:

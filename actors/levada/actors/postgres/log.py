@@ -392,7 +392,8 @@ class PostgresLog(
             gone = done.command_tuples or 0
             rows += gone
             if gone < MOST_TRIMMED:
-                await self._database.read([(log.tables.note_first(), values[:1])], timeout=ERASED_WITHIN)
+                noted = [(text, values[:1]) for text in (log.tables.forget_erased(), log.tables.note_first())]
+                await self._database.read(noted, timeout=ERASED_WITHIN)
                 break
         return rows
 
@@ -509,9 +510,12 @@ class PostgresLog(
         batch = rows_in(found, 2, [_OFFSET, *log.tables.kinds], log.found, self.about)
         if not batch.num_rows:
             await self._require_start(log, shard, m.start)
+            await self._require_gone(log, shard, m.start, end)
             return Rows(shard, m.start, 0, b"")
         places = batch.column(0)
         first, rows = places[0].as_py(), batch.num_rows
+        if first > m.start:
+            await self._require_gone(log, shard, m.start, first)
         if places[-1].as_py() - first != rows - 1:  # rows between them were erased
             rows = next(place for place, offset in enumerate(places.to_pylist()) if offset != first + place)
         run = pa.RecordBatch.from_arrays(batch.slice(0, rows).columns[1:], schema=columns)
@@ -522,6 +526,13 @@ class PostgresLog(
         end = number_in(found, 0)
         if start > end:
             raise JournalError(f"row {start} of partition {shard} is behind its end, {end}", path=self.about)
+
+    async def _require_gone(self, log: OpenLog, shard: int, start: int, end: int) -> None:
+        """Raise `JournalDamaged` if a row between two offsets was deleted by hand; there were none when they were read."""
+        values = [integer(shard), bigint(start), bigint(end)]
+        [found] = await self._database.read([(log.tables.missing(), values)])
+        if found.ntuples:
+            log.tables.require_there(shard, *(number_in(found, column) for column in (1, 2, 3)))
 
     @handles
     def measure(self, m: OffsetWithin) -> None:

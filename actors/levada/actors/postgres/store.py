@@ -15,7 +15,7 @@ from levada.framework import ActorSystem, Ref, bounded, message, restart
 from .addresses import PostgresAddress
 from .errors import DatabaseAway, DatabaseReadOnly
 from .log import PostgresLog
-from .opening import LogHead, open_log, session_at
+from .opening import count_rows, open_log, session_at
 
 __all__ = ["PostgresStore"]
 
@@ -88,9 +88,9 @@ class PostgresStore:
         address = self.address
         epoch = system.platform.token_bytes(16).hex()
 
-        def look() -> LogHead:
+        def look() -> None:
             with session_at(address) as session:
-                return open_log(session, address, shards, epoch, copy_of)
+                count_rows(session, address, open_log(session, address, shards, epoch, copy_of))
 
         try:
             await system.platform.run_in_thread(look)

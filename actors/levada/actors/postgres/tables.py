@@ -5,8 +5,9 @@ For the log ``accounts`` there are
 * ``accounts``: the rows. ``_shard`` and ``_offset`` say where a row is; the other columns are the log's.
 * ``accounts_shards``: for each shard its end, and the mark of its newest append. An append first moves the end, if it is where the append says, and
   so holds the lock of this row until its own rows are committed: of two owners one is fenced, and rows become visible in the order of offsets.
-* ``accounts_trims``: for each shard that was trimmed, its oldest row, and how far rows are missing; and what it remembers of its archive. If its
-  newest row was erased, or is missing in a copy, where that was: otherwise it is always there, unless it was deleted by hand.
+* ``accounts_trims``: for each shard that was trimmed, its oldest row, and how far rows are missing; and what it remembers of its archive.
+* ``accounts_erased``: the offsets of other rows that are gone, because levada erased them, or because the log is a copy of one without them. All
+  other rows are there, unless they were deleted by hand.
 * ``accounts_log``: one row, with the epoch and the columns; and the epoch of the log of which this is a copy, until the copy is whole.
 * ``accounts_openings``: where the shards ended each time a program connected to write.
 * ``accounts_events``: a view of the events for people, without the rows and columns that only the shards need.
@@ -127,8 +128,9 @@ class LogTables:
             f'CREATE TABLE {self.name("_shards")} (shard integer PRIMARY KEY, "end" bigint NOT NULL, append bigint NOT NULL) WITH (fillfactor = 50)',
             # Not in the rows of the shards, which each append changes.
             f"CREATE TABLE {self.name('_trims')} (shard integer PRIMARY KEY, first bigint NOT NULL DEFAULT 0, "
-            "trimmed bigint NOT NULL DEFAULT 0, archive text NOT NULL DEFAULT '', archived bigint NOT NULL DEFAULT 0, "
-            "erased bigint NOT NULL DEFAULT 0)",
+            "trimmed bigint NOT NULL DEFAULT 0, archive text NOT NULL DEFAULT '', archived bigint NOT NULL DEFAULT 0)",
+            f"CREATE TABLE {self.name('_erased')} (shard integer, first bigint, "
+            '"end" bigint NOT NULL, PRIMARY KEY (shard, first))',
             f"CREATE TABLE {self.name('_log')} (one boolean PRIMARY KEY DEFAULT true CHECK (one), format integer NOT NULL, "
             "epoch text NOT NULL, columns bytea NOT NULL, copy_of text)",
             f"CREATE TABLE {self.name('_openings')} (number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, name text NOT NULL UNIQUE, "
@@ -163,8 +165,9 @@ class LogTables:
         # Not `FROM unnest(...)`: the server would make a table of each array first, which takes it a fifth of the time for 256 rows.
         if not copied:
             return self._insert("generate_series($4::bigint, $1::bigint - 1)", "unnest(${}::{}[])", 5)
-        # The rows before the new end may be gone from the other log.
-        noted = self._noted("SELECT $3::integer, $1::bigint FROM fence WHERE $1::bigint - 1 <> ALL ($5::bigint[])")
+        there = "SELECT range_agg(int8range(each, each + 1)) FROM unnest($5::bigint[]) AS u(each)"
+        gone = f"(SELECT int8multirange(int8range($4::bigint, $1::bigint)) - coalesce(({there}), '{{}}') FROM fence)"
+        noted = self._noted("$3::integer", gone)
         return self._insert("unnest($5::bigint[])", "unnest(${}::{}[])", 6, f", noted AS ({noted})")
 
     def append_one(self) -> str:
@@ -174,9 +177,12 @@ class LogTables:
         """
         return self._insert("$4::bigint", "${}::{}", 5)
 
-    def _noted(self, select: str) -> str:
-        """Return a statement that notes for a shard that its newest row is gone: the shard, and the offset behind that row."""
-        return f"INSERT INTO {self.name('_trims')} (shard, erased) {select} ON CONFLICT (shard) DO UPDATE SET erased = excluded.erased"
+    def _noted(self, shard: str, offsets: str) -> str:
+        """Return a statement that notes rows that are gone: expressions for their shard, and for their offsets as a multirange."""
+        return (
+            f'INSERT INTO {self.name("_erased")} (shard, first, "end") SELECT {shard}, lower(each), upper(each) FROM unnest({offsets}) AS each '
+            'ON CONFLICT (shard, first) DO UPDATE SET "end" = excluded."end"'
+        )
 
     def _insert(self, offset: str, parameter: str, first: int, beside: str = "") -> str:
         """Return a statement that moves the end of a shard, and inserts rows if it was where the append begins.
@@ -229,7 +235,8 @@ class LogTables:
         """An expression for the offset behind the newest row of a shard, also if that row is gone. It is one look at an index."""
         if not len(self.columns):
             return 's."end"'
-        return f"greatest((SELECT max(_offset) + 1 FROM {self.name()} WHERE _shard = s.shard), t.erased, 0)"
+        erased = f'SELECT "end" FROM {self.name("_erased")} WHERE shard = s.shard ORDER BY first DESC LIMIT 1'
+        return f"greatest((SELECT max(_offset) + 1 FROM {self.name()} WHERE _shard = s.shard), ({erased}), 0)"
 
     def require_reached(self, ends: Mapping[int, int], reached: Mapping[int, int]) -> None:
         """Raise `JournalDamaged` unless the rows of each shard reach to its end, and no further."""
@@ -242,6 +249,41 @@ class LogTables:
             if there != end:
                 first, last = min(there, end), max(there, end) - 1
                 raise JournalDamaged(f"rows {first} to {last} of shard {shard} {what}", path=self.address.shown)
+
+    def missing(self, shard: str = "$1::integer", first: str = "$2::bigint", end: str = "$3::bigint") -> str:
+        """Return the statement that counts rows which are not there, and should be, of one moment.
+
+        Its rows have the shard, two offsets between which all rows should be there that were not erased, and the number of those that are not.
+
+        Args:
+            shard: an expression for the shard; null: each.
+            first: for the first offset.
+            end: for the offset behind the last one; it may be behind the end of the shard.
+        """
+        rows = f'SELECT count(*) FROM {self.name()} WHERE _shard = w.shard AND _offset >= w.first AND _offset < w."end"'
+        erased = self.name("_erased")
+        nearest = f"SELECT max(first) FROM {erased} WHERE shard = w.shard AND first <= w.first"
+        gone = (
+            f'SELECT sum(least("end", w."end") - greatest(first, w.first)) FROM {erased} '
+            f'WHERE shard = w.shard AND first < w."end" AND "end" > w.first AND first >= coalesce(({nearest}), 0)'
+        )
+        places = (
+            f'SELECT s.shard, greatest({first}, t.trimmed) AS first, least({end}, s."end") AS "end" '
+            f"FROM {self._shards} WHERE s.shard = coalesce({shard}, s.shard)"
+        )
+        return (
+            f'SELECT shard, first, "end", ("end" - first - ({rows}) - coalesce(({gone}), 0))::bigint FROM ({places}) AS w '
+            'WHERE first < "end" ORDER BY shard'
+        )
+
+    def require_there(self, shard: int, first: int, end: int, missing: int) -> None:
+        """Raise `JournalDamaged` if rows are `missing` between two offsets."""
+        if missing > 0:  # what was noted by hand may overlap
+            raise JournalDamaged(
+                f"{missing} of the rows {first} to {end - 1} of shard {shard} are gone from the table {self.name()}, which was changed by hand: "
+                "put them back, or restore a backup",
+                path=self.address.shown,
+            )
 
     def size(self) -> str:
         """The statement for the bytes of the rows and their indexes; null if there are no columns yet."""
@@ -346,11 +388,7 @@ class LogTables:
     def erase(self) -> str:
         """Return the statement that erases rows of an entity, for their number: the shard, the entity, and the offset behind the last one."""
         gone = f"DELETE FROM {self.name()} WHERE _shard = $1::integer AND entity = $2::text AND _offset < $3::bigint RETURNING _offset"
-        # Durable actors never erase the newest row of a shard.
-        noted = self._noted(
-            "SELECT $1::integer, max(_offset) + 1 FROM gone "
-            f'HAVING max(_offset) + 1 = (SELECT "end" FROM {self.name("_shards")} WHERE shard = $1::integer)'
-        )
+        noted = self._noted("$1::integer", "(SELECT range_agg(int8range(_offset, _offset + 1)) FROM gone)")
         return f"WITH gone AS ({gone}), noted AS ({noted}) SELECT count(*) FROM gone"
 
     def _to_go(self) -> str:
@@ -399,6 +437,11 @@ class LogTables:
             f"INSERT INTO {self.name('_trims')} (shard, archive, archived) VALUES ($1::integer, $2::text, $3::bigint) "
             "ON CONFLICT (shard) DO UPDATE SET archive = excluded.archive, archived = excluded.archived"
         )
+
+    def forget_erased(self) -> str:
+        """Return the statement that forgets which rows of a shard were erased, as far as it was trimmed."""
+        trimmed = f"SELECT trimmed FROM {self.name('_trims')} WHERE shard = $1::integer"
+        return f'DELETE FROM {self.name("_erased")} WHERE shard = $1::integer AND "end" <= ({trimmed})'
 
     def note_first(self) -> str:
         """Return the statement that notes the oldest row of a shard."""
