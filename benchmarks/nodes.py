@@ -104,7 +104,7 @@ class Report:
 
 def loops_for(seconds: float) -> int:
     """How many loops of `burn` take so long: the best of some tries."""
-    loops = 20_000
+    loops = 20
     best = min(_timed(loops) for _ in range(20))
     return round(loops * seconds / best)
 
