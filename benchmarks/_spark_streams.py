@@ -8,7 +8,7 @@ Java, and its Python processes, with their start in each run.
 * A stream into a mailbox comes from the files, read by Java, and so does its base, into other files.
 * Append to visible: rows are appended at 1,000 a second to one mailbox, and a stream brings them to another one, whose subscriber is an actor.
   The figure is the median. The base is what Spark alone would take at best: one and a half micro-batches of a stream from Spark's own source
-  into its sink that drops everything, since a row waits for half a micro-batch on average.
+  into its sink that drops everything, since a row waits for half a micro-batch on average. A micro-batch of Spark alone takes 80 to 90 ms.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ def streams(
     workloads = [
         Workload(key="stream", title="stream from a mailbox, a row, CPU", n=OPERATIONS, base=run(by_python, "noop"), base_name=name, budget=1.3),
         Workload(key="into", title="stream into a mailbox, a row, CPU", n=OPERATIONS, base=run(by_java, "parquet"), base_name=name, budget=1.4),
-        Workload(key="visible", title="stream: append to visible, 1,000 rows/s", n=LATE_ROWS, base=alone, base_name=alone_name, budget=2),
+        Workload(key="visible", title="stream: append to visible, 1,000 rows/s", n=LATE_ROWS, base=alone, base_name=alone_name, budget=2.5),
     ]  # fmt: skip
     return workloads, {"stream": run(rows, "noop"), "into": run(by_java, "mailbox"), "visible": visible}
 

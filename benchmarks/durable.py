@@ -23,7 +23,7 @@ import attrs
 import pyarrow as pa
 import trio
 
-from levada.actors.durable import Durable, Shards, applies, shards
+from levada.actors.durable import Durable, Shards, applies, log_columns, shards
 from levada.actors.journal import Append, Journal, columns_of, keeper, stream_of
 from levada.actors.nodes import local_nodes
 from levada.framework import ActorSystem, Asks, bounded, handles, message
@@ -42,8 +42,6 @@ EACH = 100
 """Events of each entity that is woken among others."""
 TIMES = 5
 """How often that and its base are done; the best counts, because the first time finds everything cold."""
-MOST = 10_000
-"""Operations of a base, whatever it is asked for."""
 ALONE = 500
 """Operations of a base that does one at a time."""
 
@@ -154,24 +152,23 @@ def appends(n: int) -> float:
             async with ActorSystem(ask_timeout=600.0) as system:
                 journal = system.spawn(partial(Journal, folder, WasPut), mailbox=bounded(1024))
                 await journal.ask(Append([WasPut(0, 0, b"")]))
-                return await under_way(
-                    min(n, MOST), lambda number: journal.ask(Append([WasPut(number, 200, b"x" * 200)]))
-                )
+                return await under_way(n, lambda number: journal.ask(Append([WasPut(number, 200, b"x" * 200)])))
 
     return trio.run(main)
 
 
 def appends_alone_to_a_keeper(n: int) -> float:
-    """Append one row after the other to a journal in a keeper."""
+    """Append one row after the other, such as a command writes, to a journal in a keeper."""
 
     async def main() -> float:
         with tempfile.TemporaryDirectory() as folder:
             async with ActorSystem(ask_timeout=600.0) as system, keeper(system) as keep:
-                journal = await keep.open(folder, WasPut)
-                columns = columns_of(WasPut)
+                columns = log_columns(WasPut)
+                journal, kind = await keep.open(folder, columns), pa.struct(list(columns))
 
                 async def append(number: int) -> None:
-                    await journal.ask(Append(stream_of(columns.encode([WasPut(number, 200, b"x" * 200)]))))
+                    row = ("box-0", number, None, number, "bench.durable.put", 1, *[None] * 4, number, 200, b"x" * 200)
+                    await journal.ask(Append(stream_of(pa.RecordBatch.from_struct_array(pa.array([row], kind)))))
 
                 await append(0)
                 return await under_way(min(n, ALONE), append, 1, clock)
@@ -289,7 +286,7 @@ WORKLOADS = (
         n=20_000,
         base=appends,
         base_name="append of a row",
-        budget=1.5,
+        budget=1.6,
     ),
     Workload(
         key="sixteen",
