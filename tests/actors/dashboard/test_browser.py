@@ -329,6 +329,11 @@ async def test_the_tree_of_a_node(page: Page) -> None:
             await page.click("#page-actors")
             await page.until(row("clerk"))
             assert await page.text("#system") == "driver"
+            # These rows are not the fleet's, which one can miss.
+            assert await page.text("#node") == "driver only, see nodes"
+            await page.click("#node")
+            await page.until(row("n0"))
+            assert await page.evaluate("document.querySelector('#node').hidden")
             # A look that the address names, and a node that ends.
             await page.go(f"{dashboard.url}#actors@n0")
             await page.until("document.querySelector('#system').innerText === 'n0'")

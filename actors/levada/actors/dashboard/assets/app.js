@@ -141,6 +141,7 @@ function take(view) {
   view.news.forEach((event) => events.add(event, state.page === "events"));
   if (view.news.length || again || view.pages?.join() !== before?.pages?.join()) {
     pages = view.pages ?? Object.keys(PAGES); // an older program does not say
+    place();
     drawEvents();
   }
   if (view.troubles) overview.draw(view);
@@ -236,9 +237,15 @@ function enter(node) {
   events.forget();
   forget();
   detail.draw(null, null, []);
-  $("node").hidden = !node;
-  say($("node"), `node ${node} ✕`);
-  $("node").setAttribute("aria-label", `Leave node ${node}`);
+  place();
+}
+
+// Name the node in view; or say that the rows are the driver's alone, where that can be missed.
+function place() {
+  const driver = !state.node && pages.includes("nodes") && state.page !== "overview" && state.page !== "nodes";
+  $("node").hidden = !state.node && !driver;
+  say($("node"), state.node ? `node ${state.node} ✕` : "driver only, see nodes");
+  $("node").setAttribute("aria-label", state.node ? `Leave node ${state.node}` : "These rows are of the driver only: choose a node");
 }
 
 function visit({ name, state: of }) {
@@ -257,6 +264,7 @@ function show(page) {
   $("events").hidden = page !== "events";
   say($("count"), "");
   columns();
+  place();
   drawEvents();
   navigation();
   address();
