@@ -474,7 +474,10 @@ def test_a_parameter_of_a_generic_class_is_a_promise_only_where_it_stands_for_me
         pass
 
     assert HoldsText("text").held == "text"
-    with pytest.raises(ConfigurationError, match=r"^TakesToo promises to handle Get and has no handler for it$"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"^TakesToo promises to handle Get and has no handler for it: mark the method .* with @handles$",
+    ):
 
         class TakesToo(Taker[Reset | Get]):
             @handles
@@ -496,7 +499,10 @@ def test_without_brackets_with_any_with_a_parameter_and_for_loops_nothing_is_pro
         async def run(self) -> None:
             pass
 
-    with pytest.raises(ConfigurationError, match=r"^Concrete promises to handle Add and has no handler for it$"):
+    with pytest.raises(
+        ConfigurationError,
+        match=r"^Concrete promises to handle Add and has no handler for it: mark the method .* with @handles$",
+    ):
 
         class Concrete(Open[Add]):
             pass

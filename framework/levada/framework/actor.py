@@ -175,7 +175,7 @@ class Actor(Generic[M]):
                     )
                 if isinstance(kind, type) and find_handler(kind, cls._table) is None:
                     raise ConfigurationError(
-                        f"{cls.__name__} promises to handle {kind.__name__} and has no handler for it"
+                        f"{cls.__name__} promises to handle {kind.__name__} and has no handler for it: mark the method that takes it with @handles"
                     )
 
     def started(self) -> Awaitable[None] | None:
