@@ -402,7 +402,10 @@ def define_bad_behaviour() -> None:
         (define_not_a_class, "Bad.on: typing.Literal is not a class of messages"),
         (define_twice, "Bad handles Add twice: in one and in two"),
         (define_replacing, "Bad.on replaces the handler of Add and does not handle it: give it another name"),
-        (define_uncovered, "Bad promises to handle Get and has no handler for it"),
+        (
+            define_uncovered,
+            "Bad promises to handle Get and has no handler for it: mark the method that takes it with @handles",
+        ),
         (define_sync_run, "Bad.run must be async: it is the actor's own loop"),
         (
             define_run_with_handlers,
