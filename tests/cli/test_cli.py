@@ -72,6 +72,25 @@ def test_help_lists_the_subcommands(install: Install, capsys: pytest.CaptureFixt
     assert re.search(r"probe +look around", capsys.readouterr().out)
 
 
+@pytest.mark.parametrize("words", [[], ["journal"], ["journal", "ls"], ["help"]])
+def test_help_of_a_command_is_the_same_in_front_of_it(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    said = []
+    for argv in ["help", *words], [*words, "--help"]:
+        with pytest.raises(SystemExit) as exit_:
+            cli.main(argv)
+        assert exit_.value.code == 0
+        said.append(capsys.readouterr())
+    assert said[0] == said[1]
+    assert said[0].out.startswith("usage: levada ")
+
+
+def test_help_of_an_unknown_command_names_a_similar_one(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as exit_:
+        cli.main(["help", "jornal"])
+    assert exit_.value.code == 2
+    assert capsys.readouterr().err.endswith("; is it 'journal'?\n")
+
+
 def test_no_subcommand_shows_the_help_and_fails(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([]) == 2
     captured = capsys.readouterr()

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal, NewType, Protocol, cast
 
 import attrs
 import pytest
+import trio
 
 import levada.framework
 from levada.framework import (
@@ -214,6 +215,22 @@ async def test_a_call_of_asyncio_says_what_to_call_instead(
     shown = [record.exc_text or "" for record in caplog.records if record.levelno == logging.ERROR]
     assert len(shown) == 2
     assert all(text.splitlines()[-1].startswith("levada runs on trio") and text.endswith(hint) for text in shown)
+
+async def test_a_call_of_asyncio_in_the_block_of_a_system_says_what_to_call_instead() -> None:
+    advice = ["levada runs on trio: use trio.sleep in place of asyncio.sleep"]
+    with pytest.raises(RuntimeError, match="no running event loop") as caught:
+        async with ActorSystem():
+            await asyncio.sleep(1)
+    assert caught.value.__notes__ == advice
+    with pytest.raises(ExceptionGroup) as group:
+        async with ActorSystem(), trio.open_nursery() as nursery:
+            nursery.start_soon(asyncio.sleep, 1)
+    assert group.value.__notes__ == advice
+    with pytest.raises(RuntimeError, match="no tea") as own:
+        async with ActorSystem():
+            raise RuntimeError("no tea")
+    assert not hasattr(own.value, "__notes__")
+
 
 
 @pytest.mark.handler_fails

@@ -22,7 +22,7 @@ from ._runtime.remains import drop_frames, without_frames
 from .platform import PLATFORM
 from .text import asyncio_hint, printable
 
-__all__ = ["FailureLog"]
+__all__ = ["FailureLog", "note_asyncio"]
 
 _LOGGED: Final = 10  # of one cause in an interval
 _INTERVAL: Final = 60.0  # seconds
@@ -135,6 +135,12 @@ def _write(
     logger.handle(record)
 
 
+def note_asyncio(error: BaseException) -> None:
+    """Add a note to an error that asyncio's functions cause under trio: what to call in place of them."""
+    if hint := asyncio_hint(error):
+        _add_note(error, hint)
+
+
 def _add_note(error: BaseException, note: str) -> None:
     with suppress(Exception):  # an odd class, which takes no notes
         if note not in getattr(error, "__notes__", ()):
@@ -148,8 +154,7 @@ def _frameless(error: BaseException) -> tuple[type[BaseException], BaseException
 
 def _traceback(error: BaseException) -> str:
     """Write a traceback in which only code begins a line."""
-    if hint := asyncio_hint(error):
-        _add_note(error, hint)
+    note_asyncio(error)
     shown = []
     for part in traceback.format_exception(error):
         if _FRAME.match(part) or part.startswith("\n"):  # between two exceptions

@@ -39,7 +39,7 @@ from .actor import actor as function_actor
 from .durations import is_duration
 from .errors import ActorError, ActorStopped, ConfigurationError, LevadaError, MailboxFull, NameTaken, wrong_thread
 from .events import DeadLetters, EventStream, RateLimitedLog
-from .failure_log import FailureLog
+from .failure_log import FailureLog, note_asyncio
 from .handlers import find_handler
 from .links import CANCELLED, KILLED, SHUTDOWN
 from .mailbox import MailboxPolicy, unbounded
@@ -262,6 +262,8 @@ class ActorSystem:
                 error = None
         except BaseException as rest:
             error = rest
+        if error is not None:
+            note_asyncio(error)
         self._dead_letters.silent = True
         second: BaseException | None = None
         try:

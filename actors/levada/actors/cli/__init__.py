@@ -74,7 +74,7 @@ class Subparsers(_SubParsersAction):
 
 COMMANDS: tuple[str, ...] = (
     "demo", "serve", "call", "interop", "explain", "ship", "receive", "new", "simulate", "bench", "top", "nodes",
-    "journal", "token", "completion",
+    "journal", "token", "completion", "help",
 )  # fmt: skip
 """The subcommands in the order of ``levada --help``. Each name is also the name of a module."""
 
