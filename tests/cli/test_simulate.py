@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import pty
 import signal
@@ -34,6 +35,10 @@ async def passes(world: World) -> None:
 
 async def app(system: ActorSystem) -> AsyncIterator[None]:
     yield
+
+
+async def warns(world: World) -> None:
+    logging.getLogger("levada.tea").warning("tea is cold")
 
 
 async def fails(world: World) -> None:
@@ -103,7 +108,7 @@ async def two(world: World, other: World) -> None:
 def test_each_seed_is_a_world(ran: list[int], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["simulate", f"{HERE}:passes", "--seeds", "3"]) == 0
     assert ran == [0, 1, 2]
-    out = "3 worlds ran, 0 failed; 300 virtual seconds and 0 strikes in the others\n"
+    out = "3 worlds ran, none failed; 300 virtual seconds and 0 strikes\n"
     assert capsys.readouterr() == (out, "")
     ran.clear()
     assert cli.main(["simulate", f"{HERE}:passes", "--first", "7", "--seeds", "2"]) == 0
@@ -125,7 +130,7 @@ def test_a_failing_world_is_told_in_words_and_is_the_last(capsys: pytest.Capture
     ]
     assert lines[-3:] == [
         "  ValueError: no\x1b]0;tea",
-        f"Run it again: levada simulate {HERE}:fails --seed 3 --limit 60",
+        f"Run it again, with its log: levada simulate {HERE}:fails --seed 3 --limit 60 -v",
         "4 of 20 worlds ran, 1 failed (seed 3); 6 virtual seconds and 0 strikes in the others",
     ]
     assert any("raise ValueError" in line for line in lines)
@@ -135,7 +140,17 @@ def test_the_other_worlds_run_too_if_wanted(capsys: pytest.CaptureFixture[str]) 
     assert cli.main(["simulate", f"{HERE}:fails", "--keep-going", "--seeds", "8"]) == 1
     out = capsys.readouterr().out
     assert out.endswith("8 worlds ran, 2 failed (seed 3, 5); 12 virtual seconds and 0 strikes in the others\n")
-    assert out.count("Run it again: ") == 2
+    assert out.count("Run it again, with its log: ") == 2
+
+
+def test_what_a_world_logs_is_shown_on_demand(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # as in a program that sets up no logging
+    for more, log in ([], ""), (["-v"], "tea is cold\n" * 2):
+        assert cli.main(["simulate", f"{HERE}:warns", "--seeds", "2", *more]) == 0
+        assert capsys.readouterr() == ("2 worlds ran, none failed; 0 virtual seconds and 0 strikes\n", log)
+        assert logging.getLogger().handlers == []
 
 
 def test_a_terminal_gets_progress_and_escapes(
@@ -148,7 +163,7 @@ def test_a_terminal_gets_progress_and_escapes(
         assert cli.main(["simulate", f"{HERE}:fails", "--first", "3"]) == 1
         out.flush()
         said = b""
-        while b"Run it again: " not in said:  # a terminal may give what was written in parts
+        while b"Run it again, with its log: " not in said:  # a terminal may give what was written in parts
             said += os.read(ours, 65_536)
         monkeypatch.undo()
     os.close(ours)
@@ -164,9 +179,16 @@ def test_a_command_that_repeats_a_failure_has_all_that_decides_it(
     command = ["simulate", f"{HERE}:chance", "--machine", "north", "--machine", "south", "--faults", faults]
     assert cli.main(command) == 1
     first = capsys.readouterr().out
-    (again,) = [line for line in first.splitlines() if line.startswith("Run it again: levada ")]
-    assert cli.main(again.removeprefix("Run it again: levada ").split()) == 1
+    (again,) = [line for line in first.splitlines() if line.startswith("Run it again, with its log: levada ")]
+    *words, verbose = again.removeprefix("Run it again, with its log: levada ").split()
+    assert verbose == "-v"
+    assert cli.main(words) == 1
     assert capsys.readouterr().out.splitlines()[:-1] == first.splitlines()[:-1]
+    assert cli.main([*words, verbose]) == 1
+    whole = capsys.readouterr().out.splitlines()
+    assert whole[0] == first.splitlines()[0]
+    assert "As a test that outlives changes" in first
+    assert not any(line.startswith("As a test") for line in whole)
 
 
 def test_a_world_that_hangs_fails_at_its_limit(capsys: pytest.CaptureFixture[str]) -> None:
@@ -179,7 +201,7 @@ def test_ctrl_c_says_how_far_it_came(capsys: pytest.CaptureFixture[str]) -> None
     out, err = capsys.readouterr()
     assert out == ""
     assert err.splitlines() == [
-        "levada: 2 of 20 worlds ran, 0 failed; 2 virtual seconds and 0 strikes in the others; stopped in the world of seed 2",
+        "levada: 2 of 20 worlds ran, none failed; 2 virtual seconds and 0 strikes; stopped in the world of seed 2",
         "levada: interrupted",
     ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import inspect
+import logging
 import shlex
 import sys
 import traceback
@@ -73,6 +74,12 @@ def add_parser(subparsers: Subparsers) -> None:
         help="virtual seconds after which a world counts as hung (default: 3600)",
     )
     parser.add_argument("--keep-going", action="store_true", help="run the other worlds after a failure, too")
+    parser.add_argument(
+        "-v",
+        "--verbose",
+        action="store_true",
+        help="print what the worlds log, and do not look for the fewest strikes (default: only what the program's own log handlers print)",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -84,7 +91,13 @@ def run(args: argparse.Namespace) -> int:
     for machine in args.machine:
         if args.machine.count(machine) > 1:
             raise ConfigurationError(f"--machine {machine} is given twice")
-    return _Worlds(scenario, faults, args).run(args.seed or range(args.first, args.first + args.seeds))
+    quiet = logging.NullHandler()  # without a handler, Python prints warnings
+    if not args.verbose:
+        logging.getLogger().addHandler(quiet)
+    try:
+        return _Worlds(scenario, faults, args).run(args.seed or range(args.first, args.first + args.seeds))
+    finally:
+        logging.getLogger().removeHandler(quiet)
 
 
 def _scenario(found: Any, target: str) -> Scenario:
@@ -134,7 +147,8 @@ class _Worlds:
         try:
             for seed in seeds:
                 failed = f", {len(self._failed)} failed" if self._failed else ""
-                show_progress(f"world {self._done + 1:,} of {len(seeds):,}: seed {seed}{failed}")
+                if not self._args.verbose:
+                    show_progress(f"world {self._done + 1:,} of {len(seeds):,}: seed {seed}{failed}")
                 self._run(seed)
                 if self._failed and not self._args.keep_going:
                     break
@@ -158,6 +172,7 @@ class _Worlds:
                 machines=self._args.machine or ("machine",),
                 faults=self._faults,
                 limit=self._args.limit,
+                shrink=not self._args.verbose,  # else the log has those worlds too
             )
         except SimulationFailure as failure:
             self._failed.append(seed)
@@ -180,8 +195,12 @@ class _Worlds:
                 *(events or ["  none"]),
                 "and the error:",
                 *(f"  {line}" for line in error.split("\n")),
-                f"Run it again: {self._again(failure.seed)}",
-                *([] if failure.strikes is None else [f"As a test that outlives changes of the code: {failure.call}"]),
+                f"Run it again, with its log: {self._again(failure.seed)}",
+                *(
+                    []
+                    if failure.strikes is None or self._args.verbose
+                    else [f"As a test that outlives changes of the code: {failure.call}"]
+                ),
             ]
         )
 
@@ -194,14 +213,16 @@ class _Worlds:
             words += ["--faults", args.faults]
         if args.limit != 3600.0:
             words += ["--limit", f"{args.limit:g}"]
+        words.append("-v")
         return shlex.join(words)
 
     def _summary(self, seeds: Sequence[int]) -> str:
         count = f"{self._done:,} of {len(seeds):,} worlds" if self._done < len(seeds) else f"{self._done:,} worlds"
-        text = f"{count} ran, {len(self._failed):,} failed"
-        if self._failed:
-            text += f" (seed {', '.join(map(str, self._failed))})"
-        return f"{text}; {self._seconds:,.0f} virtual seconds and {self._strikes:,} strikes in the others"
+        others = f"{self._seconds:,.0f} virtual seconds and {self._strikes:,} strikes"
+        if not self._failed:
+            return f"{count} ran, none failed; {others}"
+        seeds_ = ", ".join(map(str, self._failed))
+        return f"{count} ran, {len(self._failed):,} failed (seed {seeds_}); {others} in the others"
 
 
 def _is_interrupt(error: BaseException) -> bool:
