@@ -216,6 +216,7 @@ async def test_a_call_of_asyncio_says_what_to_call_instead(
     assert len(shown) == 2
     assert all(text.splitlines()[-1].startswith("levada runs on trio") and text.endswith(hint) for text in shown)
 
+
 async def test_a_call_of_asyncio_in_the_block_of_a_system_says_what_to_call_instead() -> None:
     advice = ["levada runs on trio: use trio.sleep in place of asyncio.sleep"]
     with pytest.raises(RuntimeError, match="no running event loop") as caught:
@@ -230,7 +231,6 @@ async def test_a_call_of_asyncio_in_the_block_of_a_system_says_what_to_call_inst
         async with ActorSystem():
             raise RuntimeError("no tea")
     assert not hasattr(own.value, "__notes__")
-
 
 
 @pytest.mark.handler_fails

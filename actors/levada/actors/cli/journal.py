@@ -236,6 +236,7 @@ def _summary(found: Inspection, entities: dict[str, int] | None, others: int) ->
 
 
 def _print_summary(found: Inspection, entities: dict[str, int] | None, others: int) -> None:
+    from levada.actors.journal.log_events import is_log
     from levada.actors.journal.places import shown
 
     print(f"{printable(str(found.directory))}: journal {found.epoch}, opened {found.openings} times")
@@ -257,8 +258,10 @@ def _print_summary(found: Inspection, entities: dict[str, int] | None, others: i
         print(f"  archive   {printable(shown(place))}: rows before {', '.join(ends)}")
     if found.staged:
         print(f"  staged    {found.staged} parts of batches that were not delivered")
+    # In the log of a durable class these are the shards' own: reminders, owners, promised commands.
+    nameless = "(none: rows of levada itself)" if is_log(found.schema) else "(none)"
     for name, rows in sorted((entities or {}).items(), key=lambda each: (-each[1], each[0])):
-        print(f"  entity    {printable(name)}: {rows:,} rows")
+        print(f"  entity    {printable(name) or nameless}: {rows:,} rows")
     if others:
         print(f"  entities  not listed: {others:,} rows (--limit)")
     _print_findings(found.findings)
