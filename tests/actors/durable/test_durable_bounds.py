@@ -12,10 +12,11 @@ from trio.testing import MockClock, wait_all_tasks_blocked
 pytest.importorskip("pyarrow")
 
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited, Withdraw
-from tests.actors.durable.memory_journal import MemoryJournal, Row
+from tests.actors.durable.memory_journal import MemoryJournal, Row, no_rows
 
 from levada.actors.durable import (
     Durable,
+    Entity,
     Shards,
     applies,
     commits,
@@ -27,10 +28,11 @@ from levada.actors.durable import (
     shards,
 )
 from levada.actors.durable.hosting import Owner
-from levada.actors.durable.routing import ShardRoutes
+from levada.actors.durable.routing import Route, ShardRoutes
+from levada.actors.durable.turns import EntityCommand
 from levada.actors.journal import Append, Appended, Fenced
-from levada.framework import ActorSystem, Asks, channel, handles, message
-from levada.framework.errors import MailboxFull
+from levada.framework import Actor, ActorSystem, Asks, channel, handles, message
+from levada.framework.errors import ActorStopped, AskTimeout, MailboxFull
 
 
 class Slow(MemoryJournal):
@@ -218,6 +220,28 @@ async def test_a_burst_of_large_commands_is_held_back_before_any_is_handled(
         assert (await notes.statistics()).under_way == 0
 
 
+async def test_an_entity_that_failed_is_read_again_behind_its_rows_that_are_on_their_way(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    gate, answers = Gate(), list[int]()
+    async with ActorSystem() as system, trio.open_nursery() as nursery:
+        anna = (await accounts_in(system, gate))["anna"]
+
+        async def ask() -> None:
+            answers.append(await anna.ask(Balance()))
+
+        anna.tell(Deposit(5))
+        await wait_all_tasks_blocked()  # the journal has this row, and the next one waits in the shard
+        anna.tell(Deposit(1))
+        with pytest.raises(ActorStopped, match="anna has -3"):
+            await anna.ask(Withdraw(9))
+        nursery.start_soon(ask)
+        await wait_all_tasks_blocked()
+        assert answers == []
+        gate.open.set()
+    assert answers == [6]
+
+
 async def test_entities_that_fail_are_forgotten(
     autojump_clock: MockClock, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -257,6 +281,40 @@ async def test_told_commands_wait_for_a_shard_that_moves_up_to_a_bound(monkeypat
             routes.tell(0, number)
         with pytest.raises(MailboxFull, match="shard 0 is not open now, and 10 messages wait for it"):
             routes.tell(0, 10)
+        await news.finish()
+
+
+class Leaver(Actor[EntityCommand]):
+    """A shard that ends and has not begun the command."""
+
+    reply: Any = None
+
+    @handles
+    def command(self, m: EntityCommand) -> None:
+        self.reply = self.reply_later()
+        self.stop()
+
+
+async def test_a_command_without_an_id_that_a_shard_left_undone_is_asked_of_the_next_owner() -> None:
+    async with ActorSystem() as system, trio.open_nursery() as nursery:
+        journal = system.spawn(MemoryJournal, log_columns(EVENTS), no_rows())
+        accounts = await shards(system, Account, events=EVENTS, journal=journal, shards=1)
+        routes = ShardRoutes(system, 1)
+        news, owners = channel(Owner)
+        nursery.start_soon(routes.follow, owners)
+        anna: Entity[Any] = Entity("anna", Account, Route(routes, 0))
+        with pytest.raises(AskTimeout, match="shard 0 did not answer Deposit to entity 'anna' in 0 s") as caught:
+            await anna.ask(Deposit(1), timeout=0)
+        assert caught.value.seconds == 0.0
+        leaver = system.spawn(Leaver)
+        await news.send(Owner(0, leaver))
+
+        async def move() -> None:
+            await leaver.terminated()
+            await news.send(Owner(0, system.lookup(f"{accounts.ref.path}/0")))
+
+        nursery.start_soon(move)
+        assert await anna.ask(Deposit(5)) == 5
         await news.finish()
 
 

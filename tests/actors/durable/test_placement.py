@@ -18,6 +18,7 @@ from trio.testing import MockClock
 pytest.importorskip("pyarrow")
 
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited
+from tests.actors.durable.memory_journal import MemoryJournal, no_rows
 from tests.actors.nodes.conftest import Task, nodes_here
 
 from levada.actors.durable import CommandReused, Durable, OutcomeUnknown, Shards, applies, shards, shards_of
@@ -28,8 +29,8 @@ from levada.actors.durable.settings import EntityLimits, Terms
 from levada.actors.durable.turns import EntityCommand
 from levada.actors.journal import GetExtent, Journal, Store
 from levada.actors.nodes import Member, MemberState, NodeDown, Nodes
-from levada.framework import Actor, ActorSystem, Asks, Failed, Killed, handles, message
-from levada.framework.errors import ActorStopped, ConfigurationError
+from levada.framework import Actor, ActorSystem, Asks, Failed, Killed, Normal, handles, message
+from levada.framework.errors import ActorError, ActorStopped, ConfigurationError
 
 APP = "tests.actors.durable.test_placement:app"
 
@@ -314,6 +315,8 @@ async def test_a_shard_that_comes_back_is_read_anew(tmp_path: Path) -> None:
         assert await again.ask(EntityCommand("anna", Balance())) == 2
         assert await again.ask(EntityCommand("anna", Deposit(1), "b")) == 2
         assert isinstance(await one.terminated(), Killed)
+        await first.ask(Close(0))
+        assert not again.is_alive
 
 
 class Mute(Actor[Any]):
@@ -338,6 +341,22 @@ async def test_a_shard_that_waits_for_its_journal_can_be_closed(autojump_clock: 
         await host.ask(EndHost())
         with pytest.raises(ActorStopped):
             await host.ask(Open(0))
+
+
+async def test_a_host_that_ends_lets_its_shards_finish_and_opens_no_more(autojump_clock: MockClock) -> None:
+    rows = no_rows()
+    async with ActorSystem("driver") as system, nodes_here(system, 1, APP) as (nodes, _):
+        host, ending = (system.spawn(Host, TERMS, system.spawn(MemoryJournal, LOG.schema, rows)) for _ in range(2))
+        shard = await host.ask(Open(0))
+        for amount in (1, 2, 3):
+            shard.tell(EntityCommand("anna", Slow(amount)))
+        await host.ask(EndHost())
+        assert await shard.terminated() == Normal()
+        assert [row["amount"] for row in rows[0] if row["entity"]] == [1, 2, 3]
+        await ending.ask(CheckHost())
+        await nodes.leave(1.0, last=True)
+        with pytest.raises(ActorError, match="driver is about to end"):
+            await ending.ask(Open(0))
 
 
 async def test_a_handler_that_raises_fails_its_command_at_once(tmp_path: Path) -> None:

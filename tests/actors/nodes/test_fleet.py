@@ -17,7 +17,7 @@ from levada.actors.nodes import MemberState, NodeDown, NodeLost, NodeSettings, N
 from levada.actors.nodes.fleet import Fleet
 from levada.actors.nodes.inspection import look
 from levada.actors.nodes.node_side import run_node
-from levada.framework import ActorSystem, Failed, Lost, Normal, Ref, bounded, conflate, restart
+from levada.framework import ActorSystem, Failed, Lost, Normal, Ref, Shutdown, bounded, conflate, restart
 from levada.framework.errors import ActorError, ConfigurationError, ConnectionLost, NameTaken, NameUnknown
 
 from . import apps
@@ -48,6 +48,8 @@ async def test_nodes_are_up_when_the_block_begins_and_gone_after_it(autojump_clo
         assert all(task.gone.is_set() for task in tasks)
         assert [task.how.exit_code for task in tasks] == [0, 0]
         assert nodes.members == []
+        with pytest.raises(ActorError, match=r"^no node is up: there is none$"):
+            await nodes.spawn(Counter)
 
 
 async def test_actors_are_spawned_in_turn_or_on_a_node_by_name_or_index(autojump_clock: MockClock) -> None:
@@ -159,6 +161,20 @@ async def test_a_drained_node_stays_down_and_its_supervised_actors_move(autojump
         assert first.is_alive is (name != "n0")
 
 
+async def test_a_supervised_actor_moves_before_the_app_of_its_node_has_ended(autojump_clock: MockClock) -> None:
+    app = "tests.actors.nodes.apps:slow_to_end"
+    async with ActorSystem() as system, nodes_here(system, 2, app) as (nodes, _), trio.open_nursery() as nursery:
+        first = await nodes.spawn(Counter, on="any", name="single", supervise=restart("permanent"))
+        name = (await first.ask(Where()))[1]
+        began = trio.current_time()
+        nursery.start_soon(nodes.drain, name)
+        assert await first.terminated() == Shutdown()
+        second = await successor(system, "single", first)
+        assert (await second.ask(Where()))[1] != name
+        assert trio.current_time() - began < 1
+        assert nodes[name].state is MemberState.DRAINING
+
+
 async def test_a_rolling_restart_never_has_two_nodes_down(autojump_clock: MockClock) -> None:
     async with ActorSystem() as system, nodes_here(system, 3) as (nodes, tasks), nodes.events() as events:
         await nodes.restart()
@@ -192,7 +208,7 @@ async def test_errors_of_a_spawn_are_raised_at_the_caller(autojump_clock: MockCl
             await nodes.spawn(main)
         with pytest.raises(ConfigurationError, match="inside a function"):
             await nodes.spawn(Local)
-        with pytest.raises(ConfigurationError, match="wanted an Actor class that can be imported by its name"):
+        with pytest.raises(ConfigurationError, match=r"^cls is <function app .*, wanted an Actor class that can be"):
             await nodes.spawn(app)  # type: ignore[arg-type]
         with pytest.raises(TypeError, match=r"^argument 1: object cannot travel .*use a @message class"):
             await nodes.spawn(Counter, object())

@@ -143,6 +143,17 @@ async def test_a_renamed_field_is_logged(autojump_clock: MockClock, caplog: pyte
         assert [record.getMessage() for record in caplog.records if "differ" in record.getMessage()] == [said]
 
 
+async def test_a_process_that_takes_too_long_to_start_is_an_error_of_the_block(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with ActorSystem() as system:
+        text = r"^n0 was not started within 5 s \(NodeSettings.start_timeout\)$"
+        with pytest.raises(NodeLost, match=text):
+            async with nodes_here(system, 1, busy=SETTINGS.start_timeout + 1):
+                pass
+    assert [record.getMessage() for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
+
+
 async def test_an_app_that_is_never_ready_is_an_error_of_the_block(autojump_clock: MockClock) -> None:
     async with ActorSystem() as system:
         text = r"n0 did not say that its app is ready within 5 s \(NodeSettings.start_timeout\)$"
