@@ -406,7 +406,10 @@ def test_mistakes(tmp_path: Path, levada: Run, capsys: pytest.CaptureFixture[str
     )
     assert levada("ls", "") == (2, "levada: the name of a folder is empty: name one, or the current folder as '.'\n")
     url = "postgresql://me:secret@db.example/bank"
-    refused = (2, "levada: this is a URL, and wanted is the path of a folder or file on a disk of this machine\n")
+    refused = (
+        2,
+        "levada: this is a URL, and wanted is the path of a folder or file on a disk of this machine; a database is postgresql://user@host/database\n",
+    )
     assert levada("backup", tmp_path, url) == refused
     for arguments in (
         ("ls", url),

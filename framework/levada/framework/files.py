@@ -36,7 +36,8 @@ _AT_EMPTY_PATH, _STATX_BTIME = 0x1000, 0x800
 _BTIME = struct.Struct("=qI")
 _BTIME_AT = 80  # in a struct statx
 
-_URL: Final = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
+_URL: Final = re.compile(r"\s*(?:(?:[A-Za-z][A-Za-z0-9+.-]+:)+/|postgres(?:ql)?//)")
+"""How a URL begins; that of a database also without its colon."""
 _KEYWORDS: Final = re.compile(r"(?:^|\s)(?:dbname|host|hostaddr|password|port|service|user)\s*=")
 
 _BINARY: Final = getattr(os, "O_BINARY", 0)
@@ -50,21 +51,27 @@ def folder_path(path: StrPath) -> Path:
         ConfigurationError: the name is empty, as a variable that was not set is; as a path it would be the current folder. Or it is a URL: as a path
             it would make folders named after its parts. Or it has keywords such as ``host=``, as libpq takes them. The text does not show it,
             because it may have a password. Or it has a null character. Or it begins with ``~``, which only shells replace.
+        TypeError: it is neither a text nor a path.
     """
     text = os.fspath(path)
+    if not isinstance(text, str):
+        raise TypeError(f"the name of a folder is {text!r:.100}, and wanted is a str or a Path: see os.fsdecode")
     if not text:
         raise ConfigurationError("the name of a folder is empty: name one, or the current folder as '.'")
-    if "\0" in os.fsdecode(text):
+    if "\0" in text:
         raise ConfigurationError(f"the name of a folder is {text!r:.100}, and no name has a null character")
     if _URL.match(text):
-        raise ConfigurationError("this is a URL, and wanted is the path of a folder or file on a disk of this machine")
+        database = "; a database is postgresql://user@host/database" if "postgres" in text[:20].lower() else ""
+        raise ConfigurationError(
+            f"this is a URL, and wanted is the path of a folder or file on a disk of this machine{database}"
+        )
     if len(_KEYWORDS.findall(text)) > 1:
         raise ConfigurationError(
             "these are keywords of a connection to a database, and wanted is a folder or a URL: postgresql://user@host/database"
         )
-    if os.fsdecode(text).startswith("~"):
+    if text.startswith("~"):
         raise ConfigurationError(
-            f"the path {os.fsdecode(text)!r:.100} begins with ~, which only a shell replaces: give the whole path, as Path.expanduser() returns it"
+            f"the path {text!r:.100} begins with ~, which only a shell replaces: give the whole path, as Path.expanduser() returns it"
         )
     return Path(path)
 

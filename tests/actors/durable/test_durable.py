@@ -448,6 +448,12 @@ def test_misuse_is_refused_where_it_is_given(tmp_path: Path) -> None:
         await refused(Account, EVENTS, "keeper is 1, wanted True or False", keeper=1)
         await refused(Account, EVENTS, "the name of a folder is empty", journal="")
         await refused(Account, EVENTS, "no name has a null character", journal="a\0b")
+        for url in ("postgresql//host/bank", " postgresql://host/bank", "jdbc:postgresql://host", "POSTGRES://host"):
+            await refused(
+                Account, EVENTS, "wanted is the path of a folder .*; a database is postgresql://", journal=url
+            )
+        with pytest.raises(TypeError, match="the name of a folder is b'accounts', and wanted is a str or a Path"):
+            await refused(Account, EVENTS, "never", journal=b"accounts")
         for tilde in ("~/accounts", "~bert", Path("~")):
             await refused(Account, EVENTS, "begins with ~, which only a shell replaces", journal=tilde)
         for idle in (0, math.inf, math.nan, "x"):

@@ -308,6 +308,41 @@ def test_what_a_first_start_left_that_answered_nothing_is_made_anew(tmp_path: Pa
         assert (numbers(store, 0), numbers(store, 1)) == ([1], [2])
 
 
+def test_a_ledger_that_had_tables_is_not_replaced_even_if_all_else_is_gone(tmp_path: Path) -> None:
+    """Such as one that was damaged, or a database of another program."""
+    Store.open(tmp_path / "whole", SCHEMA, CONFIG).close()
+    whole = (tmp_path / "whole" / LEDGER).read_bytes()
+    with closing(sqlite3.connect(tmp_path / "other")) as connection:
+        connection.execute("CREATE TABLE t (x)")
+        connection.commit()
+    damaged = whole[:5000] + bytes(len(whole) - 5000)
+    for number, (left, text) in enumerate(
+        [
+            (b"garbage" * 1000, "file is not a database"),
+            (b"a letter", "file is not a database"),
+            (damaged, "damaged|malformed"),
+            (whole[:8192], "malformed"),
+            ((tmp_path / "other").read_bytes(), "no such table: facts"),
+        ]
+    ):
+        folder = tmp_path / str(number)
+        folder.mkdir()
+        (folder / LEDGER).write_bytes(left)
+        for _ in range(2):
+            with pytest.raises(JournalDamaged, match=text) as caught:
+                Store.open(folder, SCHEMA, CONFIG)
+            assert caught.value.path == str(folder / LEDGER)
+            assert (folder / LEDGER).read_bytes() == left
+
+
+def test_a_file_is_no_folder(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a letter")
+    for path in (tmp_path / "file", tmp_path / "file" / "journal"):
+        with pytest.raises(ConfigurationError, match=f"{path} is no folder: it is a file, or inside one"):
+            Store.open(path, SCHEMA, CONFIG)
+    assert (tmp_path / "file").read_text() == "a letter"
+
+
 @LEFT
 @pytest.mark.parametrize("ends", ["there", "empty", "gone"])
 @pytest.mark.parametrize("accept_loss", [False, True])

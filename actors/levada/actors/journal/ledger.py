@@ -68,6 +68,7 @@ _REFUSALS = {
 }  # fmt: skip
 """Errors of the disk, of permissions and of locks: they say nothing about the content of a ledger."""
 _SHARED = 32 << 10
+_MAGIC, _PAGE = b"SQLite format 3\0", 4096
 """Bytes that SQLite shares between processes, in a file beside the ledger."""
 
 
@@ -504,7 +505,9 @@ def _beside(path: Path, suffix: str) -> Path:
 
 
 def drop_unfinished(files: Files, path: Path) -> bool:
-    """Delete a ledger that is not whole, because the process that made it was killed or the power failed; return whether it was not.
+    """Delete a ledger that has no tables yet, because the process that made it was killed or the power failed; return whether it had none.
+
+    One that had tables is left alone, also if it cannot be read: opening it says why.
 
     Raises:
         JournalUnwritable: it cannot be read; it may be whole.
@@ -517,6 +520,10 @@ def drop_unfinished(files: Files, path: Path) -> bool:
         except (sqlite3.DatabaseError, KeyError, ValueError, TypeError, JournalDamaged) as error:
             if _refuses(error):
                 raise _unwritable(error, path) from error
+            left = files.read(path)
+            # The first page has been there alone, perhaps not all of it; or the file had its size first.
+            if left.strip(b"\0") and (len(left) > _PAGE or not left.startswith(_MAGIC)):
+                return False
     for suffix in ("", "-journal", "-wal", "-shm"):
         files.discard(_beside(path, suffix))
     return True

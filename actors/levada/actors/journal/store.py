@@ -15,6 +15,7 @@ from typing import Any, Literal
 import pyarrow as pa
 import pyarrow.compute
 
+from levada.framework.errors import ConfigurationError
 from levada.framework.files import folder_path
 from levada.framework.platform import PLATFORM, Platform
 
@@ -102,8 +103,8 @@ class Store:
                 write there.
             JournalError: written by a later version of this format.
             SchemaMismatch: the columns are others, or fewer; says which.
-            ConfigurationError: it has another number of partitions, these columns cannot be kept, or `directory` is empty, or a new one
-                inside another journal.
+            ConfigurationError: it has another number of partitions, these columns cannot be kept, or `directory` is empty, or a file, or a
+                new one inside another journal.
             OSError: the directory cannot be read.
         """
         platform = PLATFORM.get()
@@ -116,7 +117,10 @@ class Store:
             require_apart(files, path)
         with ExitStack() as resources:
             with refusals(path):
-                files.make_durable_folder(path)
+                try:
+                    files.make_durable_folder(path)
+                except (FileExistsError, NotADirectoryError) as error:
+                    raise ConfigurationError(f"{path} is no folder: it is a file, or inside one") from error
                 lock = files.open(path / "lock", os.O_RDWR | os.O_CREAT, 0o600)
             resources.callback(files.close, lock)
             try:
