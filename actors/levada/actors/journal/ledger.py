@@ -507,7 +507,7 @@ def _beside(path: Path, suffix: str) -> Path:
 def drop_unfinished(files: Files, path: Path) -> bool:
     """Delete a ledger that has no tables yet, because the process that made it was killed or the power failed; return whether it had none.
 
-    One that had tables is left alone, also if it cannot be read: opening it says why.
+    A ledger with tables is left alone, even if it cannot be read: opening it says why.
 
     Raises:
         JournalUnwritable: it cannot be read; it may be whole.
