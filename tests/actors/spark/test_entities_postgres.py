@@ -12,6 +12,7 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("psycopg")
 pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
+from tests.actors.durable.accounts import Move
 from tests.actors.postgres.conftest import server, url  # noqa: F401
 from tests.actors.spark import test_entities as on_disk
 from tests.actors.spark.test_entities import (  # noqa: F401
@@ -23,10 +24,13 @@ from tests.actors.spark.test_entities import (  # noqa: F401
     test_what_is_no_log_is_refused,
 )
 
+from levada.actors.journal import JournalDamaged
+
 from .conftest import Actors
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+    from tests.actors.postgres.cluster import Cluster
 
 pytestmark = [pytest.mark.release, pytest.mark.loopback]
 
@@ -53,3 +57,13 @@ def test_a_job_sends_commands_and_reads_what_they_did(spark: SparkSession, actor
 
 def test_a_stream_of_events_goes_on_behind_erased_ones(spark: SparkSession, actors: Actors, tmp_path: Any) -> None:
     on_disk.test_a_stream_of_events_goes_on_behind_erased_ones(spark, actors, tmp_path, False)
+
+
+def test_rows_that_were_deleted_by_hand_are_named(actors: Actors, tmp_path: Any, server: Cluster) -> None:  # noqa: F811
+    accounts = on_disk.open_accounts(actors, tmp_path / "log")
+    assert on_disk.ask(actors, accounts, "anna", Move([1, 2, 3, 4])) == 10
+    assert len(on_disk.events(actors)) == 4
+    table = tmp_path.url.rpartition("table=")[2]
+    server.execute(f"DELETE FROM {table} WHERE sequence IN (2, 3) AND amount IS NOT NULL")
+    with pytest.raises(JournalDamaged, match=r"2 of the rows \d+ to \d+ of shard \d+ are gone from the table"):
+        on_disk.events(actors)
