@@ -9,10 +9,12 @@ from typing import Any
 
 import pytest
 import trio
+from trio.testing import MockClock
 
 pytest.importorskip("pyarrow")
 
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited, Withdraw
+from tests.actors.durable.memory_journal import MemoryJournal, no_rows
 
 from levada.actors.durable import Durable, applies, shards
 from levada.actors.durable.rows import ShardLog, log_config
@@ -344,6 +346,38 @@ async def test_messages_after_a_commit_come_behind_it(tmp_path: Path) -> None:
         relays = await shards(system, Relayer, events=Stepped, journal=journal, shards=1)
         await relays["r"].ask(Relay("tell"))
         assert [await probe.expect(), await probe.expect()] == ["at once", "after"]
+
+
+class Herald(Durable[Step]):
+    """Counts its rows on the disk behind a commit."""
+
+    @handles
+    async def step(self, m: Step) -> int:
+        if m.name == "record":
+            self.record(Stepped(m.name))
+            return 0
+        if m.name == "tell":
+            self.after_commit(TARGETS["probe"], "after the commit")
+        await self.commit()
+        TARGETS["probe"].tell("at once")
+        return sum(row["entity"] == self.entity for row in TARGETS["rows"][0])
+
+    @applies
+    def stepped(self, e: Stepped) -> None: ...
+
+
+async def test_a_commit_without_events_sends_messages_and_waits_for_rows_of_earlier_commands(
+    autojump_clock: MockClock,
+) -> None:
+    async with ActorSystem("test", **TIMES) as system:
+        probe, rows = Probe(system), no_rows()
+        TARGETS.update(probe=probe.ref, rows=rows)
+        journal = system.spawn(MemoryJournal, ShardLog([Stepped]).schema, rows)
+        heralds = await shards(system, Herald, events=Stepped, journal=journal, shards=1)
+        assert await heralds["h"].ask(Step("tell")) == 0
+        assert [await probe.expect(), await probe.expect()] == ["after the commit", "at once"]
+        heralds["h"].tell(Step("record"))
+        assert await heralds["h"].ask(Step("look")) == 1
 
 
 class Notes(Actor[Step]):

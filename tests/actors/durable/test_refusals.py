@@ -384,7 +384,7 @@ class Halving(Durable[Halves | Deposit | Balance]):
     @handles
     async def halve(self, m: Halves) -> int:
         match m.first:
-            case "event":
+            case "event" | "event, committed twice":
                 self.record(Deposited(1))
             case "reminder":
                 self.remind(1e12, Balance())
@@ -393,6 +393,8 @@ class Halving(Durable[Halves | Deposit | Balance]):
         await self.commit()
         BETWEEN["do"]()
         self.record(Deposited(1))
+        if m.first.endswith("twice"):
+            await self.commit()
         return self.balance
 
     @handles
@@ -450,6 +452,7 @@ async def test_a_handler_that_commits_on_a_full_disk_gets_the_refusal(autojump_c
     ("first", "balance", "says"),
     [
         ("event", 1, OutcomeUnknown),
+        ("event, committed twice", 1, OutcomeUnknown),
         ("reminder", 0, OutcomeUnknown),
         ("message", 0, OutcomeUnknown),
         ("", 0, JournalFull),
