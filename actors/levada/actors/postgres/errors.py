@@ -47,6 +47,7 @@ _KINDS: Final[dict[str, tuple[type[JournalError], str]]] = {
         "the role of this connection lacks a right: GRANT it, or let the owner of the tables start the program once",
     ),
     "42P01": (JournalDamaged, "a table of the log is gone"),
+    "42P07": (JournalDamaged, "some tables of the log are there, and others are gone"),
     "42703": (JournalDamaged, "a column of the log is gone"),
     "42804": (JournalDamaged, "a column of the log has another type"),
     "0A000": (JournalDamaged, "a table of the log was changed"),

@@ -82,13 +82,17 @@ def open_session(address: PostgresAddress) -> Session:
         DatabaseReadOnly: it only reads.
     """
     try:
-        return psycopg.connect("", autocommit=True, **address.parameters)  # type: ignore[arg-type]  # all are texts
+        session = psycopg.connect("", autocommit=True, **address.parameters)  # type: ignore[arg-type]  # all are texts
     except psycopg.Error as error:
         text = " ".join(str(error).split())
         # Its cause would keep the parameters, with the password.
         if "read-only" in text or "hot standby" in text:
             raise DatabaseReadOnly(f"{address}: it only reads: {_READ_ONLY} ({text})") from None
         raise DatabaseAway(f"{address}: {text}") from None
+    session.isolation_level = (
+        psycopg.IsolationLevel.READ_COMMITTED
+    )  # of transactions; a serializable one may fail, or have appends fail
+    return session
 
 
 @contextmanager
@@ -130,6 +134,7 @@ def open_log(
                     head = _as_copy(session, address, head, copy_of)
         _require_columns(session, LogTables.of(address, head.columns))
         _require_rights(session, address, head)
+        _require_shards(session, address, head)
     except psycopg.Error as error:
         raise refusal(error.sqlstate or "", str(error), address) from None
     return head
@@ -184,6 +189,7 @@ def read_log(
             )
         tables = LogTables.of(address, head.columns)
         _require_columns(session, tables)
+        _require_shards(session, address, head)
         found = session.execute(tables.shards().encode()).fetchall()
         ends = {shard: end for shard, end, *_ in found}
         tables.require_reached(ends, {shard: reached for shard, _, reached, *_ in found})
@@ -257,6 +263,8 @@ def require_log(session: Session, address: PostgresAddress, known: LogHead) -> N
     try:
         _require_server(session, address)
         head = _head(session, address)
+        if head is not None:
+            _require_shards(session, address, head)
     except psycopg.Error as error:
         raise refusal(error.sqlstate or "", str(error), address) from None
     if head is None or head.epoch != known.epoch:
@@ -406,6 +414,14 @@ _MEDDLERS: Final = (
 """The query for what comes between a statement and the rows of a table."""
 
 
+_KEYS: Final = (
+    "SELECT count(*) FROM pg_constraint WHERE conrelid = to_regclass(%s) AND contype = 'p' AND ARRAY['_shard', '_offset'] = "
+    "ARRAY(SELECT attname::text FROM unnest(conkey) WITH ORDINALITY AS k(number, place) "
+    "JOIN pg_attribute ON attrelid = conrelid AND attnum = number ORDER BY place)"
+)
+"""The query for the number of the primary keys of a table of rows: without one, an offset may be there twice."""
+
+
 def _require_columns(session: Session, tables: LogTables) -> None:
     """Require that the table of rows has the columns of the log, and gives and takes rows as they are."""
     if not len(tables.columns):
@@ -422,10 +438,22 @@ def _require_columns(session: Session, tables: LogTables) -> None:
         for name, kind in tables.types.items()
         if found.get(name, "").replace('"', "") != kind  # quote_all_identifiers
     ]
+    if found and not _one(session, _KEYS, tables.name())[0]:
+        differences.append("the primary key (_shard, _offset) is missing")
     differences += [f"{what} may change or hide rows" for (what,) in session.execute(_MEDDLERS, [tables.name()] * 3)]
     if differences:
         raise JournalDamaged(
             f"the table {tables.name()} was changed by hand: {'; '.join(differences)}", path=tables.address.shown
+        )
+
+
+def _require_shards(session: Session, address: PostgresAddress, head: LogHead) -> None:
+    """Require as many shards as there were when the log was opened last: with others, entities would be looked for where they are not."""
+    found = _one(session, f"SELECT cardinality(ends) FROM {name_of(address, '_openings')} ORDER BY number DESC LIMIT 1")
+    if found is not None and found[0] != head.shards:
+        raise JournalDamaged(
+            f"the table {name_of(address, '_shards')} has {head.shards} shards, and the log {found[0]}: it was changed by hand",
+            path=address.shown,
         )
 
 

@@ -89,7 +89,7 @@ class PostgresStore:
         epoch = system.platform.token_bytes(16).hex()
 
         def look() -> None:
-            with session_at(address) as session:
+            with session_at(address) as session, session.transaction():
                 count_rows(session, address, open_log(session, address, shards, epoch, copy_of))
 
         try:
