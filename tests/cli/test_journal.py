@@ -97,7 +97,7 @@ def test_ls(journal: Path, levada: Run) -> None:
     assert code == 0
     lines = text.splitlines()
     assert lines[0].startswith(f"{journal}: journal ")
-    assert lines[0].endswith(", opened 1 times")
+    assert lines[0].endswith(", opened 1 time")
     assert lines[1] == "  columns   entity: string, amount: int64, body: binary, at: timestamp[us, tz=UTC]"
     assert lines[2].startswith("  partition 0: offsets 0 to 20, 20 rows, ")
     assert lines[4:] == [
@@ -128,6 +128,18 @@ def test_ls_lists_so_many_entities(journal: Path, levada: Run) -> None:
     code, text = levada("ls", journal, "--entities", "entity", "--limit", "1")
     assert code == 0
     assert text.splitlines()[-2:] == ["  entity    b\\x1b[2Jen: 10 rows", "  entities  not listed: 30 rows (--limit)"]
+
+
+@pytest.mark.parametrize(
+    ("columns", "name"), [(log_columns(Put), "(none: rows of levada itself)"), (COLUMNS.schema, "(none)")]
+)
+def test_rows_without_an_entity_have_a_name(columns: Any, name: str, tmp_path: Path, levada: Run) -> None:
+    nothing: dict[pa.DataType, Any] = {pa.string(): "", pa.binary(): b"", pa.timestamp("us", tz="UTC"): 0}
+    row = [pa.array([nothing.get(field.type, 0)], field.type) for field in columns]
+    with Store.open(tmp_path / "log", columns) as store:
+        store.append([(0, pa.RecordBatch.from_arrays(row, schema=columns))])
+    code, text = levada("ls", tmp_path / "log", "--entities", "entity")
+    assert (code, text.splitlines()[-1]) == (0, f"  entity    {name}: 1 rows")
 
 
 def test_erased_rows(journal: Path, levada: Run) -> None:

@@ -492,6 +492,14 @@ async def test_a_folder_that_is_open_elsewhere_is_refused(
     assert 5.0 <= trio.current_time() - started < 6.0
 
 
+async def test_a_start_opens_the_log_once(tmp_path: Path) -> None:
+    for opened in 1, 2:
+        async with accounts_in(tmp_path) as accounts:
+            await accounts["anna"].ask(Deposit(1))
+        with inspect(tmp_path) as found:
+            assert found.openings == opened
+
+
 @contextmanager
 def passing_by(folder: Path, does: str) -> Iterator[None]:
     """What `levada journal` does with a log for a block."""

@@ -22,7 +22,9 @@ from levada.actors.journal import (  # noqa: E402
     JournalDamaged,
     JournalError,
     JournalFull,
+    JournalLocked,
     JournalUnwritable,
+    SchemaMismatch,
     Store,
     backup,
     restore,
@@ -494,3 +496,37 @@ def test_many_blocks_are_merged_at_an_opening_if_they_are_small(
     segments = sorted(tmp_path.glob("partition-*/*.segment"))
     assert len(segments) == files
     assert (segments[0].read_bytes().count(b"LvB1") < blocks) == (files == 2)
+
+
+def test_a_trial_is_no_opening(tmp_path: Path) -> None:
+    more = SCHEMA.append(pa.field("m", pa.int64()))
+    openings = []
+    for wanted in [SCHEMA, SCHEMA, None, more]:
+        columns = SCHEMA if wanted is None else wanted
+        assert Store.try_to_open(tmp_path, wanted, CONFIG) == columns
+        with Store.open(tmp_path, wanted, CONFIG) as store:
+            openings.append(store.extent().opening)
+            with pytest.raises(JournalLocked):
+                Store.try_to_open(tmp_path, wanted, CONFIG)
+            row = pa.record_batch([pa.array([len(openings)])] * len(columns), schema=columns)
+            store.append([(0, row)])
+    assert [opening.partition("-")[0] for opening in openings] == ["1", "2", "3", "4"]
+    with pytest.raises(SchemaMismatch):
+        Store.try_to_open(tmp_path, SCHEMA, CONFIG)
+    with Store.open(tmp_path, None, CONFIG) as store:
+        assert numbers(store) == [1, 2, 3, 4]
+        assert store.reach(openings[0]).known
+
+
+def test_what_was_promised_is_checked_after_a_trial_too(tmp_path: Path) -> None:
+    """After an end in order the trial is one too, and after a crash it checks as an opening does."""
+    with Store.open(tmp_path / "whole", SCHEMA, CONFIG) as store:
+        store.append([(0, rows(1, 2, 3))])
+        crashed = killed(tmp_path / "whole", tmp_path / "crashed")
+    for folder in tmp_path / "whole", crashed:
+        assert Store.try_to_open(folder, SCHEMA, CONFIG) == SCHEMA
+        segment = max((folder / "partition-0000").glob("*.segment"))
+        segment.write_bytes(segment.read_bytes()[:-1])
+        for look in Store.try_to_open, Store.open:
+            with pytest.raises(JournalDamaged):
+                look(folder, SCHEMA, CONFIG)

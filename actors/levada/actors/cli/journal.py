@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from levada.framework.errors import ConfigurationError
-from levada.framework.text import finite, printable
+from levada.framework.text import counted, finite, printable
 
 from . import Subparsers
 from .arguments import positive, real, seconds, whole
@@ -239,7 +239,7 @@ def _print_summary(found: Inspection, entities: dict[str, int] | None, others: i
     from levada.actors.journal.log_events import is_log
     from levada.actors.journal.places import shown
 
-    print(f"{printable(str(found.directory))}: journal {found.epoch}, opened {found.openings} times")
+    print(f"{printable(str(found.directory))}: journal {found.epoch}, opened {counted(found.openings, 'time')}")
     print(f"  columns   {printable(', '.join(f'{field.name}: {field.type}' for field in found.schema))}")
     for each in found.partitions:
         first = each.first if each.segments else 0

@@ -238,12 +238,11 @@ def _prepare(folder: Path, wanted: pa.Schema, shards: int) -> pa.Schema:
     """Return the columns of the log in a folder. If the folder cannot be opened, this raises before an actor fails."""
     config = log_config(shards)
     try:
-        Store.open(folder, wanted, config).close()
+        Store.try_to_open(folder, wanted, config)
     except SchemaMismatch:  # the log has columns of earlier events, or in another order
         with inspect(folder) as found:
             event_columns(found.schema, str(folder))  # raises, if it is another kind of journal
-        with Store.open(folder, None, config) as store:
-            there = store.schema
+        there = Store.try_to_open(folder, None, config)
         columns = grown(there, wanted)
         check_growth(there, columns, where=str(folder))
         return columns

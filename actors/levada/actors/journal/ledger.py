@@ -333,6 +333,12 @@ class Ledger:
             if value:
                 connection.execute("INSERT INTO facts VALUES (?, ?)", (name, json.dumps(value)))
 
+    def make_ready(self) -> None:
+        """Record that all files of a new journal are there, although its history has not begun."""
+        with self._change() as connection:
+            connection.execute("UPDATE facts SET value = 1 WHERE name = 'ready'")
+        self.ready = True
+
     def begin(self, ends: Mapping[int, int]) -> None:
         """Add a line to the history once all partitions are in order. `ends` has the offset behind the last row of each partition."""
         number = self._openings[-1].number + 1 if self._openings else 1

@@ -62,8 +62,13 @@ def recover(
     config: JournalConfig,
     resources: ExitStack,
     copy_of: str | None = None,
+    *,
+    noted: bool = True,
 ) -> Recovered:
-    """Open the files of a journal, or make them. Closing `resources` closes them. Raises as `Store.open`."""
+    """Open the files of a journal, or make them. Closing `resources` closes them. Raises as `Store.open`.
+
+    An opening that is not `noted` leaves no line in the history.
+    """
     files, path = platform.files, directory / "ledger.sqlite"
     promise = read_promise(files, directory)
     commits = promise.commits if isinstance(promise, PromisedEnds) and not config.accept_loss else 0
@@ -145,7 +150,10 @@ def recover(
     with ledger_errors(directory):
         if ledger.copy_of != copy_of:
             ledger.set_copy_of(copy_of)
-        ledger.begin({partition.number: partition.end for partition in partitions})
+        if noted:
+            ledger.begin({partition.number: partition.end for partition in partitions})
+        elif not ledger.ready:
+            ledger.make_ready()
     return Recovered(ledger=ledger, ends=ends, partitions=partitions, schema=columns, cut=cut, lost=lost)
 
 

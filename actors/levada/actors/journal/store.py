@@ -107,6 +107,29 @@ class Store:
                 new one inside another journal.
             OSError: the directory cannot be read.
         """
+        return cls._open(directory, schema, config, clock, copy_of, noted=True)
+
+    @classmethod
+    def try_to_open(
+        cls, directory: str | os.PathLike[str], schema: pa.Schema | None = None, config: JournalConfig | None = None
+    ) -> pa.Schema:
+        """Open the journal as `open` does, or make one, and close it again; return its columns. Blocks, and raises as `open`.
+        The history of the journal does not have this opening.
+        """
+        with cls._open(directory, schema, config, None, None, noted=False) as store:
+            return store.schema
+
+    @classmethod
+    def _open(
+        cls,
+        directory: str | os.PathLike[str],
+        schema: pa.Schema | None,
+        config: JournalConfig | None,
+        clock: Callable[[], float] | None,
+        copy_of: str | None,
+        *,
+        noted: bool,
+    ) -> Store:
         platform = PLATFORM.get()
         files, clock = platform.files, clock or platform.time
         config = config or JournalConfig()
@@ -127,7 +150,7 @@ class Store:
                 files.lock(lock)
             except OSError as error:
                 raise held(platform, path, lock) from error
-            found = recover(platform, path, schema, config, resources, copy_of)
+            found = recover(platform, path, schema, config, resources, copy_of, noted=noted)
             staging = Staging(
                 files, path / "staging", schema=found.schema, config=config, journal=found.ledger.journal, clock=clock
             )
