@@ -36,6 +36,8 @@ def test_not_a_duration(text: str) -> None:
         (["call", "maop://host:1", "--id", "0"], "--id: expected a whole number from 1 to 65535, got '0'"),
         (["call", "maop://host:1", "--timeout", "soon"], "--timeout: expected more than 0 seconds, got 'soon'"),
         (["journal", "show", "DIR", "--start", "-1"], "--start: expected a whole number, 0 or more, got '-1'"),
+        (["journal", "trim", "LOG", "--keep", "-1"], "--keep: expected 0 days or more, got '-1'"),
+        (["top", "--interval", "0"], "--interval: expected 0.1 to 300 seconds, got '0'"),
         (["interop", "maop", "--port", "http"], "--port: expected a whole number from 0 to 65535, got 'http'"),
         (
             ["receive", "--listen", ":5044"],
@@ -50,7 +52,7 @@ def test_not_a_duration(text: str) -> None:
         (["demo", "--out", "x"], "error: unrecognized arguments: --out x; `levada demo --help` lists the options\n"),
         (["serve", "desk:app", "--help-me"], "error: unrecognized arguments: --help-me; is it --help?\n"),
         (["top", "PATH", "-x"], "levada top: error: unrecognized arguments: -x\n"),
-        (["servr"], "'token', 'completion'); is it 'serve'?\n"),
+        (["servr"], "'completion', 'help'); is it 'serve'?\n"),
         (["journal", "lis", "DIR"], "'export'); is it 'ls'?\n"),
         (["top", "--sort", "queues"], "'restarts'); is it 'queue'?\n"),
     ],

@@ -42,7 +42,10 @@ def test_a_new_project(
         assert re.split(r"    #| --", command)[0] in readme
     assert "$" not in readme
     assert cli.main(["new", name, *options]) == 2
-    assert capsys.readouterr().err == f"levada: cannot create {name}: File exists\n"
+    assert (
+        capsys.readouterr().err
+        == f"levada: {name} is there. Nothing is overwritten: move it away, or choose another name\n"
+    )
 
 
 @pytest.mark.parametrize(
@@ -51,7 +54,7 @@ def test_a_new_project(
         ("Tally", "lower-case letters"),
         ("../tally", "lower-case letters"),
         ("class", "'class', a word of Python's own, which names no module: choose another name"),
-        ("tally_", "_, which is not the last"),  # pip refuses such a project
+        ("tally_", "_, with a letter first and no _ at the end"),  # pip refuses such a project
         ("trio", "would hide it"),
         ("json", "would hide it"),
         ("hypothesis", "would hide it"),

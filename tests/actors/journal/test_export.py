@@ -256,8 +256,13 @@ def test_mistakes(journal: Path, tmp_path: Path) -> None:
     mistakes: list[tuple[Path, str, dict[str, Any], str]] = [
         (journal, "there.csv", {}, "there.csv is there. Nothing is overwritten"),
         (journal, "link.csv", {}, "link.csv is there. Nothing is overwritten"),
-        (journal, "rows.xlsx", {}, "the format is 'xlsx', wanted arrow, csv, parquet"),
-        (journal, "rows", {}, "the format is '', wanted"),
+        (
+            journal,
+            "rows.xlsx",
+            {},
+            "the format of rows.xlsx is 'xlsx', wanted arrow, csv or parquet, as the end of its name",
+        ),
+        (journal, "rows", {}, "the format of rows is '', wanted"),
         (journal, "none/rows.csv", {}, "there is no folder .*none for rows.csv: make it first"),
         (tmp_path, "rows.csv", {}, "is not a journal: name a folder that has a ledger.sqlite"),
         (tmp_path / "nowhere", "rows.csv", {}, "is not a journal"),

@@ -20,6 +20,7 @@ import trio.testing
 from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost, IdleTimeout
 from levada.transports.carriers import streams, tcp
 from levada.transports.carriers.contracts import ByteStream, CarrierInfo
+from levada.transports.carriers.sockets import why_not_bound
 from levada.transports.carriers.streams import JoinedStream, StreamConfig
 from levada.transports.carriers.tcp import TcpConfig
 from levada.transports.testing import CarrierCheck, CarrierTraits, carrier_checks
@@ -351,6 +352,13 @@ async def test_addresses_that_cannot_be() -> None:
             f"cannot listen at {listener.url}: another process or listener has this address (Address already in use): "
             "stop it, or choose another port (0 takes a free one)"
         )
+    with pytest.raises(ConfigurationError, match=r"choose one of its own, or 0\.0\.0\.0 for all of them$"):
+        async with tcp.listen("tcp://203.0.113.1:0"):  # of no machine
+            pass
+    forbidden = OSError(errno.EACCES, "Permission denied")
+    assert why_not_bound(forbidden, another="path") == (
+        "this user may not listen there (Permission denied): choose another path"
+    )
     for extra in ("/path", "?query", "#fragment"):
         for context in (tcp.listen, tcp.dial):
             with pytest.raises(

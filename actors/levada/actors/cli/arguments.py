@@ -27,14 +27,17 @@ def whole(least: int, most: int | None = None) -> Callable[[str], int]:
 
 
 def real(unit: str, least: float | None = None, most: float = math.inf) -> Callable[[str], float]:
-    """Return a type of finite numbers from `least` to `most`; without `least` they are above 0.
+    """Return a type of finite numbers from `least` to `most`, an infinite one for no limit; without `least` they are above 0.
 
     Args:
         unit: in the plural, for the error.
         least: the smallest number.
         most: the largest number.
     """
-    expected = f"more than 0 {unit}" if least is None else f"{least:g} to {most:g} {unit}"
+    if least is None:
+        expected = f"more than 0 {unit}"
+    else:
+        expected = f"{least:g} {unit} or more" if math.isinf(most) else f"{least:g} to {most:g} {unit}"
 
     def read(text: str) -> float:
         """Read a number."""

@@ -55,7 +55,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if not re.fullmatch(r"[a-z]([a-z0-9_]*[a-z0-9])?", name):
         raise ConfigurationError(
-            f"NAME is {name!r}, wanted the name of a module: lower-case letters, digits and _, which is not the last"
+            f"NAME is {name!r}, wanted the name of a module: lower-case letters, digits and _, with a letter first and no _ at the end"
         )
     if name in ("pytest", "pyspark", "pyarrow") or importlib.util.find_spec(name) is not None:
         raise ConfigurationError(f"a module {name} exists already, and the project would hide it: choose another name")
@@ -84,6 +84,10 @@ def run(args: argparse.Namespace) -> int:
         except OSError:
             shutil.rmtree(folder, ignore_errors=True)
             raise
+    except FileExistsError:
+        raise ConfigurationError(
+            f"{name} is there. Nothing is overwritten: move it away, or choose another name"
+        ) from None
     except OSError as error:
         raise ConfigurationError(f"cannot create {error.filename or name}: {error.strerror}") from error
     print(Template(following).substitute(values), end="")

@@ -120,10 +120,10 @@ def _faults(text: str | None) -> Any:
         return None
     if text.isdecimal():
         return Faults(strikes=int(text))
-    found = find(text)
+    found = find(text) if ":" in text else text
     if not isinstance(found, Faults):
         raise ConfigurationError(
-            f"--faults: {text} is {found!r}, wanted a number or the name of a levada.framework.testing.simulation.Faults"
+            f"--faults: {text} is {found!r}, wanted a number or MODULE:NAME of a levada.framework.testing.simulation.Faults"
         )
     return found
 

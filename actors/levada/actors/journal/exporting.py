@@ -111,7 +111,8 @@ def export(
     path = folder_path(target)
     kind = _format_of(path) if format is None else format
     if kind not in _ENCODERS:
-        raise ConfigurationError(f"the format is {kind!r}, wanted {', '.join(_ENCODERS)}")
+        wanted = "arrow, csv or parquet, as the end of its name or as the format"
+        raise ConfigurationError(f"the format of {path.name} is {kind!r}, wanted {wanted}")
     if platform.files.is_taken(path):
         raise ConfigurationError(f"{path} is there. Nothing is overwritten: move it away, or name another file")
     if not platform.files.exists(path.parent):

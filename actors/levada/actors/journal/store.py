@@ -114,6 +114,7 @@ class Store:
         cls, directory: str | os.PathLike[str], schema: pa.Schema | None = None, config: JournalConfig | None = None
     ) -> pa.Schema:
         """Open the journal as `open` does, or make one, and close it again; return its columns. Blocks, and raises as `open`.
+
         The history of the journal does not have this opening.
         """
         with cls._open(directory, schema, config, None, None, noted=False) as store:

@@ -109,7 +109,7 @@ def sockets_from(source: SocketSource) -> Iterator[None]:
 
 
 def why_not_bound(error: OSError, *, another: str = "port (0 takes a free one)") -> str:
-    """Return the reason why listening failed, for the text after "cannot listen at ...: ". For an address in use, say what to do.
+    """Return the reason why listening failed, for the text after "cannot listen at ...: ", and what to do about it.
 
     Args:
         error: the error of `open_sockets`, or of the system.
@@ -118,6 +118,10 @@ def why_not_bound(error: OSError, *, another: str = "port (0 takes a free one)")
     why = error.strerror or str(error)
     if error.errno == errno.EADDRINUSE:
         return f"another process or listener has this address ({why}): stop it, or choose another {another}"
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"this machine does not have this address ({why}): choose one of its own, or 0.0.0.0 for all of them"
+    if error.errno == errno.EACCES:
+        return f"this user may not listen there ({why}): choose another {another}"
     return why
 
 
