@@ -34,10 +34,9 @@ def real(unit: str, least: float | None = None, most: float = math.inf) -> Calla
         least: the smallest number.
         most: the largest number.
     """
-    if least is None:
-        expected = f"more than 0 {unit}"
-    else:
-        expected = f"{least:g} {unit} or more" if math.isinf(most) else f"{least:g} to {most:g} {unit}"
+    expected = f"more than 0 {unit}" if least is None else f"{least:g} to {most:g} {unit}"
+    if least is not None and math.isinf(most):
+        expected = f"{least:g} {unit} or more"
 
     def read(text: str) -> float:
         """Read a number."""
