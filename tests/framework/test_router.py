@@ -656,6 +656,30 @@ async def test_a_group_routes_to_whoever_is_a_member_now(system: ActorSystem) ->
     assert [(letter.message, letter.why) for letter in letters] == [(Job(0), "no routee")]
 
 
+@pytest.mark.parametrize("routing", ROUTINGS, ids=named)
+async def test_a_member_that_has_left_or_ended_gets_no_more_messages(
+    system: ActorSystem, routing: Callable[[], Routing]
+) -> None:
+    log: Handled = []
+    letters: list[DeadLetter] = []
+    system.events.subscribe(DeadLetter, system.spawn(Recorder, letters))
+    router = system.spawn(group("topic", routing=routing()))
+    workers = [system.spawn(Worker, log, name=name) for name in ("a", "b", "c")]
+    for worker in workers:
+        system.groups.join("topic", worker)
+    router.tell(Job(0))
+    await wait_all_tasks_blocked()
+    log.clear()
+    system.groups.leave("topic", workers[0])
+    workers[1].kill()
+    await workers[1].terminated()
+    for n in range(20):
+        router.tell(Job(n))
+    await wait_all_tasks_blocked()
+    assert by_worker(log) == {"/c": list(range(20))}
+    assert letters == []
+
+
 async def test_a_group_cannot_be_resized(system: ActorSystem) -> None:
     unhandled: list[Unhandled] = []
     system.events.subscribe(Unhandled, system.spawn(Recorder, unhandled))

@@ -560,6 +560,27 @@ async def test_an_idle_least_mailbox_router_sends_nothing(offices: Offices, auto
     assert (halves.sent, halves.received) == before
 
 
+async def test_a_least_mailbox_router_does_not_ask_a_member_that_has_left(
+    offices: Offices, autojump_clock: MockClock
+) -> None:
+    office = await offices.open()
+    _, ref = await offices.hire(office, "worker")
+    near = offices.here.spawn(Worker, "near", offices.log)
+    for member in (ref, near):
+        offices.here.groups.join("g", member)
+    router = offices.here.spawn(group("g", routing=least_mailbox()))
+    router.tell("both")
+    await settled()
+    offices.here.groups.leave("g", ref)
+    await trio.sleep(1)
+    halves = office.peer._connection.halves
+    before = (halves.sent, halves.received)
+    router.tell("one")
+    await settled()
+    assert offices.log[-1] == ("near", "one", 0)
+    assert (halves.sent, halves.received) == before
+
+
 @pytest.mark.parametrize("routing", [round_robin, at_random, least_mailbox])
 async def test_a_full_window_moves_a_message_on_and_lets_an_ask_wait(
     offices: Offices, autojump_clock: MockClock, routing: Callable[[], Any]
