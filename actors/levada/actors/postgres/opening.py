@@ -89,9 +89,8 @@ def open_session(address: PostgresAddress) -> Session:
         if "read-only" in text or "hot standby" in text:
             raise DatabaseReadOnly(f"{address}: it only reads: {_READ_ONLY} ({text})") from None
         raise DatabaseAway(f"{address}: {text}") from None
-    session.isolation_level = (
-        psycopg.IsolationLevel.READ_COMMITTED
-    )  # of transactions; a serializable one may fail, or have appends fail
+    # Of transactions: a serializable one may fail, or have appends fail.
+    session.isolation_level = psycopg.IsolationLevel.READ_COMMITTED
     return session
 
 
