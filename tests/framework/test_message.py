@@ -14,6 +14,7 @@ from typing import Any, Generic, TypedDict, TypeVar
 import attrs
 import pytest
 
+from levada.framework import Actor, handles
 from levada.framework.errors import ConfigurationError
 from levada.framework.message import Asks, class_of, field_types, message, reply_type, tag_of
 
@@ -136,6 +137,25 @@ def test_a_field_of_another_library_is_no_default() -> None:
         @message
         class Odd:
             lines: list[str] = dataclasses.field(default_factory=list)
+
+
+def test_a_field_without_a_default_behind_one_with_a_default_is_named() -> None:
+    advice = "has no default and follows a field that has one: give it a default, or move it up$"
+    with pytest.raises(ConfigurationError, match=rf"Price\.bid {advice}"):
+
+        @message
+        class Price:
+            symbol: str = ""
+            bid: float
+
+    with pytest.raises(ConfigurationError, match=rf"Desk\.name {advice}"):
+
+        class Desk(Actor[str]):
+            limit: int = 3
+            name: str
+
+            @handles
+            def text(self, m: str) -> None: ...
 
 
 def test_only_classes_without_an_init_of_their_own_can_be_messages() -> None:

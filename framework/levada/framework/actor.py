@@ -47,7 +47,7 @@ from .events import Unhandled
 from .handlers import Behaviour, build_table, find_handler, flatten, handles, is_handler, refuse_generator, unprotected
 from .links import NORMAL, Down, Reason
 from .loop import Inbox
-from .message import check_defaults
+from .message import define_fields
 from .ref import Ref
 from .supervision import one_for_one
 from .text import text_of
@@ -127,8 +127,7 @@ class Actor(Generic[M]):
             raise ConfigurationError(
                 f"{cls.__name__} is an attrs class already, as each actor class is: leave the decorator out"
             )
-        attrs.define(cls, slots=False, eq=False, repr=False)
-        check_defaults(cls)
+        define_fields(cls, slots=False, eq=False, repr=False)
         _check_names(cls)
         cls._table = build_table(cls)
         for name, arguments in _HOOKS.items():

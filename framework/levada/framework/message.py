@@ -43,7 +43,7 @@ import attrs
 from .errors import ConfigurationError
 
 __all__ = [
-    "Asks", "Question", "check_defaults", "class_of", "field_types", "fits", "is_message", "message", "reply_type", "tag_of",
+    "Asks", "Question", "class_of", "define_fields", "field_types", "fits", "is_message", "message", "reply_type", "tag_of",
 ]  # fmt: skip
 
 T = TypeVar("T")
@@ -110,7 +110,8 @@ def message(cls: type[Any] | str | None = None, /, *, frozen: bool = False) -> A
 
     Raises:
         ConfigurationError: another class has this tag, the tag is empty or too long, the class has an ``__init__`` of its own, is made by
-            another library or derives from `tuple` or the like, or a field has a default that all messages would share, such as ``[]``.
+            another library or derives from `tuple` or the like, a field has a default that all messages would share, such as ``[]``, or a
+            field without a default follows one with a default.
         TypeError: used on something that is not a class.
 
     Example:
@@ -218,7 +219,26 @@ def fits(value: Any, annotation: Any) -> bool:
     return isinstance(value, kind)
 
 
-def check_defaults(cls: type) -> None:
+def define_fields(cls: type, **options: Any) -> Any:
+    """Return an attrs class made of a class, with the options of `attrs.define`.
+
+    Raises:
+        ConfigurationError: a field has no default and follows one that has; or a default is shared or of another library.
+    """
+    try:
+        defined = attrs.define(cls, **options)
+    except ValueError as error:
+        found = re.match(r"No mandatory attributes .*?name='(\w+)'", str(error))
+        if found is None:
+            raise
+        raise ConfigurationError(
+            f"{cls.__qualname__}.{found[1]} has no default and follows a field that has one: give it a default, or move it up"
+        ) from None
+    _check_defaults(defined)
+    return defined
+
+
+def _check_defaults(cls: type) -> None:
     """Raise `ConfigurationError` for a mutable default that all instances would share, or a field of another library.
 
     The error says what to write instead.
@@ -262,8 +282,7 @@ def _define(cls: type[T], tag: str | None, frozen: bool, local_names: Mapping[st
         raise ConfigurationError(
             f"tag {tag!r} is taken by {taken.__module__}.{taken.__qualname__}; {cls.__module__}.{cls.__qualname__} needs another: @message('…')"
         )
-    defined: Any = attrs.define(cls, slots=True, frozen=frozen)
-    check_defaults(defined)
+    defined = define_fields(cls, slots=True, frozen=frozen)
     defined.__message_tag__ = tag
     # A class inside a function or class may refer to its neighbours there. Keep the names that annotations mention, not the frame.
     if "." in cls.__qualname__:

@@ -437,6 +437,7 @@ def test_misuse_is_refused_where_it_is_given(tmp_path: Path) -> None:
         await refused(Handles, Deposited, "Handles handles Plain: commands are messages")
         await refused(Needs, Deposited, "Needs.balance: a field of a durable actor is state")
         await refused(Account, (Deposited, Withdrawn), "wanted the classes of the events, as in Deposited | Withdrawn")
+        await refused(Account, None, "events is None, wanted the classes of the events")
         await refused(Account, [Deposited], "wanted the classes of the events, as in Deposited | Withdrawn")
         await refused(
             Takes, Deposited, r"Takes needs arguments \(missing a required argument: 'currency'\), and an entity"

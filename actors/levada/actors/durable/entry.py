@@ -441,9 +441,9 @@ def _kinds_of(events: Any) -> tuple[type, ...]:
     """Return the classes of ``events=``."""
     kinds = tuple(flatten(events))
     for kind in kinds:
-        if not isinstance(kind, type):
+        if not isinstance(kind, type) or kind is type(None):
             raise ConfigurationError(
-                f"events is {kind!r}, wanted the classes of the events, as in Deposited | Withdrawn"
+                f"events is {events!r}, wanted the classes of the events, as in Deposited | Withdrawn"
             )
     return tuple(dict.fromkeys(kinds))
 
