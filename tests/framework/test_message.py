@@ -146,13 +146,13 @@ def test_a_field_without_a_default_behind_one_with_a_default_is_named() -> None:
         @message
         class Price:
             symbol: str = ""
-            bid: float
+            bid: float  # type: ignore[misc]  # so say type checkers too
 
     with pytest.raises(ConfigurationError, match=rf"Desk\.name {advice}"):
 
         class Desk(Actor[str]):
             limit: int = 3
-            name: str
+            name: str  # type: ignore[misc]
 
             @handles
             def text(self, m: str) -> None: ...
