@@ -223,7 +223,7 @@ def define_fields(cls: type, **options: Any) -> Any:
     """Return an attrs class made of a class, with the options of `attrs.define`.
 
     Raises:
-        ConfigurationError: a field has no default and follows one that has; or a default is shared or of another library.
+        ConfigurationError: a field without a default follows a field with a default; or a default is shared or of another library.
     """
     try:
         defined = attrs.define(cls, **options)
