@@ -713,6 +713,19 @@ async def test_rows_between_others_that_were_deleted_by_hand_are_named(
         await balance()
 
 
+async def test_rows_before_the_first_one_are_named(url: str, server: Cluster) -> None:
+    """Else who reads a log from its first row would pass them by: such as rows that were put back, or a first row that was noted by hand."""
+    table = table_of(url)
+    async with log_at(url) as log:
+        await log.ask(Append(rows_for("a", "b"), partition=1, at=0))
+    server.execute(f"INSERT INTO {table}_trims (shard, first) VALUES (1, 1)")
+    with pytest.raises(JournalDamaged, match=r"rows of shard 1 before its first one, 1, in the table .*: set first to"):
+        await opened(url)
+    server.execute(f"UPDATE {table}_trims SET first = 0")  # as it says
+    async with log_at(url) as log:
+        assert (await log.ask(ReadRows(1, (await log.ask(GetExtent())).first[1]))).count == 2
+
+
 async def test_a_newest_row_that_was_erased_is_not_missed(url: str, server: Cluster, tmp_path: Path) -> None:
     """Also in copies; what is deleted by hand behind it is."""
     copies = [server.url(f"{server.schema()}.log"), str(tmp_path / "copy")]

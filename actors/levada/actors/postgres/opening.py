@@ -212,6 +212,11 @@ def count_rows(session: Session, address: PostgresAddress, head: LogHead) -> Non
     try:
         found = session.execute(tables.shards().encode()).fetchall()
         tables.require_reached({each[0]: each[1] for each in found}, {each[0]: each[2] for each in found})
+        for shard, first in session.execute(tables.early().encode()):
+            raise JournalDamaged(
+                f"there are rows of shard {shard} before its first one, {first}, in the table {tables.name('_trims')}: set first to 0 there",
+                path=address.shown,
+            )
         if sum(end - trimmed for _, end, _, trimmed, _, _ in found) <= MOST_COUNTED:
             for each in session.execute(tables.missing("NULL::integer", "0", 's."end"').encode()).fetchall():
                 tables.require_there(*each)

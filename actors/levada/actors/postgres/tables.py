@@ -276,6 +276,11 @@ class LogTables:
             'WHERE first < "end" ORDER BY shard'
         )
 
+    def early(self) -> str:
+        """Return the statement for the shards that have rows before their noted first one, and where that is."""
+        rows = f"SELECT 1 FROM {self.name()} WHERE _shard = t.shard AND _offset < t.first"
+        return f"SELECT shard, first FROM {self.name('_trims')} AS t WHERE EXISTS ({rows}) ORDER BY shard"
+
     def require_there(self, shard: int, first: int, end: int, missing: int) -> None:
         """Raise `JournalDamaged` if rows are `missing` between two offsets."""
         if missing > 0:  # what was noted by hand may overlap
