@@ -149,7 +149,7 @@ def another_question() -> None:
 
 @mistake("annotate 'm' with the message class")
 def no_annotation() -> None:
-    class Plain(Actor):  # type: ignore[type-arg]
+    class Plain(Actor):
         @handles
         def take(self, m): ...  # type: ignore[no-untyped-def]
 

@@ -489,7 +489,7 @@ def test_a_parameter_of_a_generic_class_is_a_promise_only_where_it_stands_for_me
 
 
 def test_without_brackets_with_any_with_a_parameter_and_for_loops_nothing_is_promised() -> None:
-    class Bare(Actor):  # type: ignore[type-arg]
+    class Bare(Actor):
         pass
 
     class Anything(Actor[Any]):

@@ -56,6 +56,12 @@ class Counter(Actor[Add | Get]):
         assert_type(self.spawn(Counter, 3), Ref[Add | Get])
 
 
+class Untyped(Actor):
+    @handles
+    def add(self, m: Add) -> None:
+        assert_type(self.ref, Ref[Any])
+
+
 @actor
 async def show(m: Add) -> None:
     print(m.n)

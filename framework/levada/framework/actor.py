@@ -20,7 +20,6 @@ from typing import (
     ClassVar,
     Final,
     Generic,
-    TypeVar,
     TypeVarTuple,
     Unpack,
     cast,
@@ -54,15 +53,22 @@ from .text import text_of
 from .timers import Timers
 
 if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
     from .identity import RemotePeer
     from .mailbox import MailboxPolicy
     from .metrics import Sample
     from .supervision import SpawnOptions, Supervision
     from .system import ActorSystem
 
+    M = TypeVar("M", default=Any)  # strict checkers take `class Desk(Actor)` too
+else:
+    from typing import TypeVar
+
+    M = TypeVar("M")
+
 __all__ = ["Actor", "ReceiveTimeout", "actor"]
 
-M = TypeVar("M")
 R = TypeVar("R")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

@@ -391,8 +391,10 @@ async def test_a_class_that_a_node_does_not_know_is_refused(tmp_path: Path) -> N
 async def test_a_node_that_comes_back_with_another_class_fails_commands(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """The error names the node and the class; when the node has the class again, so do its shards."""
+    """The error names the node and the class; when the node has the class again, so do its shards. All of them are one warning in ten seconds."""
     caplog.set_level(logging.CRITICAL, "levada")
+    caplog.set_level(logging.WARNING, "levada.actors.durable")
+    began = trio.current_time()
     async with placed(tmp_path, 1) as (accounts, _, tasks):
         assert await accounts["anna"].ask(Deposit(1)) == 1
         with monkeypatch.context() as changed:
@@ -412,6 +414,8 @@ async def test_a_node_that_comes_back_with_another_class_fails_commands(
             except ConfigurationError:
                 await trio.lowlevel.checkpoint()
         assert answer == 2
+    told = [record for record in caplog.records if getattr(record, "event", "") == "shard_not_opened"]
+    assert 1 <= len(told) <= 1 + (trio.current_time() - began) / 10
 
 
 async def test_shards_that_nobody_started_are_not_found(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import hashlib
 import logging
 from contextlib import suppress
+from math import inf
 from typing import Any, Final
 
 import trio
@@ -40,6 +41,8 @@ OPENING: Final = 30.0
 """Seconds for a node to answer."""
 FIRST_PAUSE, LAST_PAUSE = 0.05, 5.0
 """The first and the longest pause in seconds before a shard that has ended is opened again."""
+TOLD_EVERY: Final = 10.0
+"""Seconds between two warnings that shards cannot be opened on a node, of which each has sixteen and more."""
 LONG: Final = 4.0
 """Seconds after which a shard that ends is opened again after the first pause; less than the five that a shard waits for room on the disk."""
 
@@ -73,6 +76,7 @@ class Placement(Actor[PrepareHosts | Subscribe]):
         self._owners = [Owner(shard) for shard in range(self.terms.shards)]
         self._hosts: dict[bytes, Ref[Any]] = {}
         self._starting: dict[bytes, trio.Lock] = {}
+        self._told: dict[str, float] = {}
         self._work = trio.CancelScope()
         self._outboxes: dict[int, dict[int, None]] = {}
         self._news = trio.lowlevel.ParkingLot()
@@ -148,15 +152,7 @@ class Placement(Actor[PrepareHosts | Subscribe]):
             except LevadaError as error:
                 if isinstance(error, ConfigurationError):  # until the node restarts with other code
                     self._announce(Owner(shard, refused=str(error)))
-                logger.warning(
-                    "shard %d of %s cannot be opened on %s: %s; trying again in %g s",
-                    shard,
-                    self.terms.cls,
-                    member.name,
-                    error,
-                    pause,
-                    extra={"event": "shard_not_opened"},
-                )
+                self._tell(member, shard, error)
             else:
                 self._announce(Owner(shard, ref))
                 ended = await self._until_it_moves(shard, ref, member)
@@ -168,6 +164,15 @@ class Placement(Actor[PrepareHosts | Subscribe]):
                     pause = FIRST_PAUSE
             await self._pause(shard, member, pause)
             pause = min(2 * pause, LAST_PAUSE)
+
+    def _tell(self, member: Member, shard: int, error: LevadaError) -> None:
+        """Log why a shard cannot be opened, unless another one of that node has just been logged."""
+        now = trio.current_time()
+        if now < self._told.get(member.name, -inf) + TOLD_EVERY:
+            return
+        self._told[member.name] = now
+        what = "shard %d of %s, and perhaps others, cannot be opened on %s: %s; they are tried again"
+        logger.warning(what, shard, self.terms.cls, member.name, error, extra={"event": "shard_not_opened"})
 
     async def _pause(self, shard: int, member: Member, seconds: float) -> None:
         await self.fleet.directory.until(lambda: self._moved(shard, member), seconds)

@@ -111,7 +111,7 @@ class Routes:
         found = self._table.get(name)
         if found is None:
             # Without composite metadata, it may have 64 MiB.
-            raise ApplicationError(f"unknown route: {printable(name)}")
+            raise ApplicationError(f"unknown route: {printable(name)}" if name else "the request names no route")
         if self._actor is None:
             raise RequestRejected("the handler has ended")
         return found.call(self._actor, request)
