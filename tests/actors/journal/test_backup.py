@@ -301,7 +301,9 @@ async def test_copies_while_the_keeper_is_killed_again_and_again(tmp_path: Path)
         keep.nodes.events() as events,
         trio.open_nursery() as nursery,
     ):
-        kept = await keep.open(tmp_path / "journal", SCHEMA, config=CONFIG)
+        kept = await keep.open(
+            tmp_path / "journal", SCHEMA, config=attrs.evolve(CONFIG, retain_bytes=None)
+        )  # a quick machine writes more
 
         async def write() -> None:
             nonlocal written
