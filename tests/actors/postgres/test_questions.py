@@ -614,14 +614,16 @@ async def test_tables_that_change_while_the_log_is_open_are_named(url: str, serv
             await log.ask(ReadRows(0, 0))
 
 
+async def annas_balance(url: str) -> int:
+    """Ask in a program of its own."""
+    async with ActorSystem("test", ask_timeout=50.0) as system:
+        accounts = await shards(system, Account, events=EVENTS, journal=url, shards=2)
+        return await accounts["anna"].ask(Balance())
+
+
 async def test_newest_rows_that_were_deleted_by_hand_are_named(url: str, server: Cluster, tmp_path: Path) -> None:
     """Where the log is opened, waited for, trimmed and copied; until they are back, or the table of shards ends before them."""
     table, shard = table_of(url), partition_of("anna", 2)
-
-    async def balance() -> int:
-        async with ActorSystem("test", ask_timeout=50.0) as system:
-            accounts = await shards(system, Account, events=EVENTS, journal=url, shards=2)
-            return await accounts["anna"].ask(Balance())
 
     async with ActorSystem("test", ask_timeout=50.0) as system:
         accounts = await shards(system, Account, events=EVENTS, journal=url, shards=2)
@@ -643,16 +645,16 @@ async def test_newest_rows_that_were_deleted_by_hand_are_named(url: str, server:
             with pytest.raises(JournalDamaged, match=says):
                 await copy
     with pytest.raises(JournalDamaged, match=says):
-        await balance()
+        await annas_balance(url)
     server.execute(f"INSERT INTO {table} SELECT * FROM {table}_saved")
-    assert await balance() == 3
+    assert await annas_balance(url) == 3
     [(end,)] = server.execute(f'SELECT "end" FROM {table}_shards WHERE shard = {shard}')  # with the answer of `Balance`
     move = f"UPDATE {table} SET _offset = {{}} WHERE _shard = {shard} AND _offset = {{}}"
     server.execute(move.format(end, end - 1))
     with pytest.raises(
         JournalDamaged, match=f"rows {end} to {end} of shard {shard} of the table .* are behind the end"
     ):
-        await balance()
+        await annas_balance(url)
     server.execute(move.format(end - 1, end))
     server.execute(
         f"DELETE FROM {table} WHERE _shard = {shard} AND _offset >= (SELECT min(_offset) FROM {table} WHERE sequence = 2)"
@@ -660,7 +662,7 @@ async def test_newest_rows_that_were_deleted_by_hand_are_named(url: str, server:
     server.execute(
         f'UPDATE {table}_shards SET "end" = (SELECT max(_offset) + 1 FROM {table} WHERE _shard = {shard}) WHERE shard = {shard}'
     )
-    assert await balance() == 1
+    assert await annas_balance(url) == 1
 
 
 async def test_rows_between_others_that_were_deleted_by_hand_are_named(
@@ -668,11 +670,6 @@ async def test_rows_between_others_that_were_deleted_by_hand_are_named(
 ) -> None:
     """Where the log is read in order, copied, trimmed and opened; until they are back, or noted as erased."""
     table, shard = table_of(url), partition_of("anna", 2)
-
-    async def balance() -> int:
-        async with ActorSystem("test", ask_timeout=50.0) as system:
-            accounts = await shards(system, Account, events=EVENTS, journal=url, shards=2)
-            return await accounts["anna"].ask(Balance())
 
     async with ActorSystem("test", ask_timeout=50.0) as system:
         accounts = await shards(system, Account, events=EVENTS, journal=url, shards=2)
@@ -701,16 +698,16 @@ async def test_rows_between_others_that_were_deleted_by_hand_are_named(
             with pytest.raises(JournalDamaged, match=says.format(0, end - 1)):
                 await copy
     with pytest.raises(JournalDamaged, match=says.format(0, end - 1)):
-        await balance()
+        await annas_balance(url)
     server.execute(f"INSERT INTO {table} SELECT * FROM {table}_saved")
-    assert await balance() == 4
+    assert await annas_balance(url) == 4
     server.execute(f"DELETE FROM {table} WHERE _offset BETWEEN {first} AND {last}")
     gone_rows = f"SELECT generate_series({first}, {last}) EXCEPT SELECT _offset FROM {table} WHERE _shard = {shard}"  # as the page has it
     server.execute(
         f"INSERT INTO {table}_erased SELECT {shard}, each, each + 1 FROM ({gone_rows}) AS g(each) ON CONFLICT DO NOTHING"
     )
     with pytest.raises(ReplayFailed, match="it follows event 1: rows are missing"):
-        await balance()
+        await annas_balance(url)
 
 
 async def test_rows_before_the_first_one_are_named(url: str, server: Cluster) -> None:
