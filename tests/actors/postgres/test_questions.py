@@ -494,6 +494,11 @@ async def test_openings_tell_how_far_rows_are_the_same(url: str, server: Cluster
         assert await log.ask(GetReach(two.opening)) == Reach(True, {0: 2, 1: 0})
         server.execute(f"DELETE FROM {table}_openings WHERE name = %s", two.opening)
         assert await log.ask(GetReach(two.opening)) == Reach(False, {0: 2, 1: 0})
+    # Each process that connects is an opening, here one with rows of the restored log.
+    async with log_at(url) as log:
+        assert await log.ask(GetReach(two.opening)) == Reach(False, {0: 2, 1: 0})
+        of_levada_0_2 = two.opening.partition("-")[0]
+        assert await log.ask(GetReach(of_levada_0_2)) == Reach(False, {0: 5, 1: 0})
 
 
 async def opened(url: str) -> Any:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import errno
 import json
+import math
 import os
 import sqlite3
 import zlib
@@ -178,6 +179,7 @@ class Ledger:
 
     def __init__(self, platform: Platform, connection: sqlite3.Connection, path: Path) -> None:
         self._files = platform.files
+        self._time = platform.time
         self._token_bytes = platform.token_bytes
         self._connection = connection
         self._path = path
@@ -342,8 +344,9 @@ class Ledger:
     def begin(self, ends: Mapping[int, int]) -> None:
         """Add a line to the history once all partitions are in order. `ends` has the offset behind the last row of each partition."""
         number = self._openings[-1].number + 1 if self._openings else 1
-        # The number comes first, so that an unknown opening can be placed among the known ones.
-        opening = _Opening(number, f"{number}-{self._token_bytes(8).hex()}", dict(ends))
+        # With number and time, an opening that is not known can be placed among those that are.
+        name = f"{number}-{self._token_bytes(8).hex()}-{int(self._time() * 1e6)}"
+        opening = _Opening(number, name, dict(ends))
         with self._change() as connection:
             text = json.dumps([ends[partition] for partition in range(self.partitions)])
             connection.execute("INSERT INTO openings VALUES (?, ?, ?)", (number, opening.name, text))
@@ -376,12 +379,13 @@ class Ledger:
             opening: its name; None for any time before the history began.
             now: the end of each partition.
         """
-        number = 0 if opening is None else _number(opening)
+        number, began = (0, math.inf) if opening is None else _placed(opening)
         if opening is None or any(each.name == opening for each in self._openings):
             later = [each.ends for each in self._openings if each.number > number]
             return Reach(True, {partition: min(ends[partition] for ends in [*later, now]) for partition in now})
-        # The restored copy has been opened under this number too, or fewer times; or the history is too short.
-        since = [each.ends for each in self._openings if each.number >= number] or [self._openings[-1].ends]
+        # An older copy was put back after this opening, and may have been opened several times since; or the history is too short.
+        later = [each.ends for each in self._openings if each.number >= number or _placed(each.name)[1] >= began]
+        since = [*later, self._openings[-1].ends]
         return Reach(False, {partition: min(ends[partition] for ends in since) for partition in now})
 
     def line(self, query: str, batch: int) -> LedgerLine | None:
@@ -573,9 +577,14 @@ def _verify(files: Files, path: Path, commits: int) -> None:
                 )
 
 
-def _number(opening: str) -> int:
-    text = opening.partition("-")[0]
-    return int(text) if text.isascii() and text.isdigit() else 0
+def _placed(opening: str) -> tuple[int, float]:
+    """Return the number of an opening, and when it began, in µs since 1970; levada 0.2 and older wrote no time."""
+    number, _, began = [*opening.split("-"), "", ""][:3]
+    return (int(number) if _is_number(number) else 0), (int(began) if _is_number(began) else math.inf)
+
+
+def _is_number(text: str) -> bool:
+    return text.isascii() and text.isdigit()
 
 
 def _refuses(error: Exception) -> bool:

@@ -280,7 +280,10 @@ def require_log(session: Session, address: PostgresAddress, known: LogHead) -> N
 
 
 def note_opening(session: Session, address: PostgresAddress, name: str) -> None:
-    """Write down where the shards end, for `levada.actors.journal.GetReach`: rows that are gone by then were lost by a fail-over or a restore."""
+    """Write down where the shards end, for `levada.actors.journal.GetReach`: rows that are gone by then were lost by a fail-over or a restore.
+
+    To its name is added when it began, in µs since 1970: so it can be placed among later ones by a copy that does not know it.
+    """
     openings = name_of(address, "_openings")
     try:
         with session.transaction():
@@ -289,7 +292,8 @@ def note_opening(session: Session, address: PostgresAddress, name: str) -> None:
             session.execute(f"LOCK TABLE {name_of(address, '_shards')} IN SHARE MODE".encode())
             [newest] = _one(
                 session,
-                f'INSERT INTO {openings} (name, ends) SELECT %s, array_agg("end" ORDER BY shard) FROM {name_of(address, "_shards")} RETURNING number',
+                f"INSERT INTO {openings} (name, ends) SELECT concat(%s::text, '-', (extract(epoch FROM now()) * 1000000)::bigint), "
+                f'array_agg("end" ORDER BY shard) FROM {name_of(address, "_shards")} RETURNING number',
                 name,
             )
             session.execute(f"DELETE FROM {openings} WHERE number <= %s".encode(), (newest - KEPT,))

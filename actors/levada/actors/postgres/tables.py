@@ -298,11 +298,14 @@ class LogTables:
     def reach(self) -> str:
         """Return the statement for the reach of an opening: whether it is known, the ends now, and the lowest ends of later openings.
 
-        If it is not known, a copy without it was restored: then these are the ends when that was opened, which was the newest opening.
+        If it is not known, a copy without it was restored: then the later ones are those that began after the time in its name, or the newest one.
         """
         openings = self.name("_openings")
         number = f"SELECT number FROM {openings} WHERE name = $1::text"
-        since = f"coalesce(({number}), (SELECT max(number) - 1 FROM {openings} WHERE $1::text IS NOT NULL), 0)"
+        began = "substring($1::text FROM '-([0-9]{10,18})$')::bigint"
+        later = f"SELECT min(number) - 1 FROM {openings} WHERE extract(epoch FROM at) * 1000000 >= {began}"
+        newest = f"SELECT max(number) - 1 FROM {openings} WHERE $1::text IS NOT NULL"
+        since = f"coalesce(({number}), ({later}), ({newest}), 0)"
         lowest = (
             f"SELECT array_agg(low ORDER BY place) FROM (SELECT place, min(each) AS low FROM {openings}, "
             f"unnest(ends) WITH ORDINALITY AS u(each, place) WHERE number > {since} GROUP BY place) AS s"
