@@ -232,6 +232,21 @@ def too_slow() -> None:
     in_system(ask)
 
 
+@mistake("the handler failed")
+def a_handler_of_rsocket() -> None:
+    async def handler(_: rsocket.Request) -> bytes:
+        raise KeyError("not told")
+
+    async def request(system: ActorSystem) -> None:
+        async with (
+            rsocket.serve(system, "rsocket+memory://desk", handler) as listener,
+            rsocket.connect(system, listener.url) as peer,
+        ):
+            await peer.request_response(b"x")
+
+    in_system(request)
+
+
 @mistake("has stopped")
 def ended() -> None:
     async def ask(system: ActorSystem) -> None:

@@ -15,7 +15,15 @@ from trio.testing import MockClock
 
 from levada.framework import Actor, ActorSystem, channel, handles, message
 from levada.framework.embedding import FailureLog
-from levada.framework.errors import ReceiverClosed
+from levada.framework.errors import (
+    AskCycle,
+    AskTimeout,
+    ConnectionClosed,
+    EndOfChannel,
+    HandleMoved,
+    SenderFinished,
+)
+from levada.framework.text import printable
 
 logger = logging.getLogger("levada.tests")
 EVIL = "x\x1b[2J\nCRITICAL:root:forged\u2028more"
@@ -123,12 +131,12 @@ async def test_a_kept_record_keeps_nothing_of_the_code_that_failed(caplog: pytes
     log = FailureLog()
 
     def sends() -> None:
-        sender, receiver = channel(int)
-        receiver.close()
+        sender, _ = channel(int)
+        sender.finish_nowait()
         kept.append(weakref.ref(sender))
         try:
             sender.send_nowait(1)
-        except ReceiverClosed as error:
+        except SenderFinished as error:
             log.log(logger, error, "not sent")
 
     gc.disable()
@@ -143,9 +151,32 @@ async def test_a_kept_record_keeps_nothing_of_the_code_that_failed(caplog: pytes
     assert [frame.name for frame in traceback.extract_tb(record.exc_info[2])][:2] == ["sends", "send_nowait"]
 
 
+async def test_an_error_that_others_caused_is_one_line(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
+    """At most ten of a cause in a minute, as tracebacks; an error that tells of a mistake here is a failure."""
+    log = FailureLog()
+    errors = [failed(wrong_either, AskTimeout, EVIL) for _ in range(11)]
+    mark = log.mark(errors[0])
+    assert {log.for_peer(error) for error in errors} == {f"an actor did not answer in time [{mark}]"}
+    for error in errors:
+        log.log(logger, error, "%s failed", "desk", actor="/desk")
+    line = f"desk failed: AskTimeout: {printable(EVIL)}; failure {mark}"
+    assert [(record.levelno, record.getMessage()) for record in caplog.records] == [(logging.WARNING, line)] * 10
+    assert all(record.exc_info is None for record in caplog.records)
+    assert vars(caplog.records[0])["actor"] == "/desk"
+    await trio.sleep(60)
+    log.log(logger, failed(wrong_either, AskTimeout, EVIL), "%s failed", "desk")
+    assert caplog.messages[-1].endswith("(1 more of this cause since the last such line)")
+    for mistake in (SenderFinished, HandleMoved, EndOfChannel, ConnectionClosed, AskCycle):
+        assert log.for_peer(failed(wrong_either, mistake, "bad")).startswith("the handler failed [")
+
+
 async def test_a_long_text_is_cut(caplog: pytest.LogCaptureFixture) -> None:
     FailureLog().log(logger, failed(wrong_value, "long " * 1_000_000), "it failed")
     FailureLog().log(logger, failed(wrong_value, "\n" * 1_000_000), "it failed")
+    FailureLog().log(logger, failed(wrong_either, AskTimeout, "\n" * 1_000_000), "it failed")
+    assert max(map(len, caplog.messages)) < 15_000
     assert max(len(record.exc_text or "") for record in caplog.records) < 15_000
 
 

@@ -21,7 +21,8 @@ It has things that applications do not need:
 * **Routers whose routees are in another process**: a `Work` in an actor's mailbox brings one message of a `pull` router, and reports when
   it is finished.
 * **Errors that are kept**: `drop_frames` leaves the lines of their tracebacks, but not the frames, which hold messages and refer to each other.
-* **Lines that peers cause**: a `RateLimitedLog` logs ten a second. The `FailureLog` of a system (`failure_log`) limits tracebacks.
+* **Lines that peers cause**: a `RateLimitedLog` logs ten a second. The `FailureLog` of a system (`failure_log`) limits tracebacks;
+  `loss_of` tells whether others are the cause of a failure.
 * **Traces**: `TracedTell` and `TracedAsk` carry the context of a sender to a ref of another system; `make_core` makes the channels that a
   message brings. `levada.framework.tracing` describes contexts.
 
@@ -99,7 +100,7 @@ from ._runtime.tracing import TracedAsk, TracedTell, make_core
 from .actor import Actor
 from .errors import ActorError, ConfigurationError
 from .events import RateLimitedLog, UntracedMessage
-from .failure_log import FailureLog
+from .failure_log import FailureLog, loss_of
 from .identity import RemotePeer
 from .links import NORMAL, SHUTDOWN, Failed, Reason
 from .observe import FlowWindow
@@ -142,6 +143,7 @@ __all__ = [
     "finish",
     "let_others_run",
     "local_ref",
+    "loss_of",
     "make_core",
     "pass_on",
     "prepare_to_ask",

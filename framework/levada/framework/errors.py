@@ -12,7 +12,7 @@ The rules of this file:
 
 from __future__ import annotations
 
-from typing import Any, Final
+from typing import Any, ClassVar, Final
 
 import attrs
 
@@ -36,6 +36,8 @@ class LevadaError(Exception):
 
     detail: str = ""
     """One line: what was wanted, what came, what to do. It may contain a peer's text unchanged: print the error, not this."""
+    loss: ClassVar[str] = ""
+    """The loss that ends a handler by this error, in words for peers; empty if the handler itself is at fault."""
 
     def __str__(self) -> str:
         return printable(self._line(), _LONGEST)
@@ -111,6 +113,8 @@ class ConnectionClosed(CarrierError):
 class ConnectionLost(CarrierError, ConnectionError):
     """The peer, the network or the operating system ended the connection."""
 
+    loss = "a connection was lost"
+
     code: int | None = None
     """The peer's code, if the carrier has codes and the peer gave one; our own code if this side closed because the peer broke a rule;
     the HTTP status if a WebSocket was refused."""
@@ -124,6 +128,8 @@ class IdleTimeout(ConnectionLost, TimeoutError):
 @attrs.define(eq=False, slots=False, str=False)
 class StreamError(CarrierError):
     """One stream of a connection ended early; the connection lives on."""
+
+    loss = "a stream of a connection ended early"
 
     code: int = 0
     """The code that the peer gave."""
@@ -171,15 +177,21 @@ class SenderFinished(ChannelError):
 class ReceiverClosed(ChannelError):
     """The receiver was closed: by the other side if a sender raises this, by this program if the receiver does."""
 
+    loss = "the reader of a channel has left"
+
 
 @attrs.define(eq=False, slots=False, str=False)
 class ChannelCancelled(ChannelError):
     """The sender cancelled the channel; queued messages are discarded."""
 
+    loss = "a channel was cancelled"
+
 
 @attrs.define(eq=False, slots=False, str=False)
 class ChannelLost(ChannelError):
     """The message that carried the other half was lost in transit, so no one holds that half."""
+
+    loss = "a channel was lost"
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -201,6 +213,8 @@ class HandleNotForwardable(ChannelError):
 class Undelivered(ChannelError):
     """Some messages did not arrive."""
 
+    loss = "messages of a channel were lost"
+
     count: int = 0
     """How many."""
 
@@ -208,6 +222,8 @@ class Undelivered(ChannelError):
 @attrs.define(eq=False, slots=False, str=False)
 class NoValue(ChannelError):
     """A oneshot ended without a value, or an actor gave up the answer to an ask."""
+
+    loss = "an answer was given up"
 
 
 @attrs.define(eq=False, slots=False, str=False)
@@ -222,6 +238,8 @@ class ActorError(LevadaError):
 class ActorStopped(ActorError):
     """The actor has stopped, or failed on this message; only if it failed on this message, the exception is also the ``__cause__``."""
 
+    loss = "an actor has stopped"
+
     reason: Any = None
     """Why it stopped: a `levada.framework.Reason`."""
     message: Any = None
@@ -232,6 +250,8 @@ class ActorStopped(ActorError):
 class MailboxFull(ActorError):
     """The mailbox is full, and its policy forbids waiting or dropping."""
 
+    loss = "the mailbox of an actor is full"
+
     capacity: int = 0
     """The most messages that the mailbox holds."""
     message: Any = None
@@ -241,6 +261,8 @@ class MailboxFull(ActorError):
 @attrs.define(eq=False, slots=False, str=False)
 class AskTimeout(ActorError, TimeoutError):
     """No answer came in time. The handler may still be running; its late answer is dropped and counted."""
+
+    loss = "an actor did not answer in time"
 
     seconds: float = 0.0
     """The time that was allowed."""
@@ -275,6 +297,8 @@ class NameUnknown(ActorError, LookupError):
 @attrs.define(eq=False, slots=False, str=False)
 class RemoteFailure(ActorError):
     """An exception in another system. Only the name of its class and its text travel."""
+
+    loss = "an actor of another process has failed"
 
     kind: str = ""
     """The name of its class, for example ``"KeyError"``."""

@@ -19,10 +19,11 @@ import attrs
 import trio
 
 from ._runtime.remains import drop_frames, without_frames
+from .errors import ActorStopped, LevadaError
 from .platform import PLATFORM
-from .text import asyncio_hint, printable
+from .text import asyncio_hint, printable, text_of
 
-__all__ = ["FailureLog", "note_asyncio"]
+__all__ = ["FailureLog", "loss_of", "note_asyncio"]
 
 _LOGGED: Final = 10  # of one cause in an interval
 _INTERVAL: Final = 60.0  # seconds
@@ -51,6 +52,9 @@ class FailureLog:
     Failures have the same cause if they were logged at the same place, and the same class of exception came along the same lines of code.
     The texts of exceptions are made printable, and their further lines are indented, so that none looks like a line of the log.
 
+    A failure whose cause is elsewhere (`levada.framework.errors.LevadaError.loss`: an ask without an answer, a channel whose node was
+    lost) is one line at the level ``WARNING``, without a traceback: the code that failed could not do better.
+
     Args:
         clock: returns seconds. Trio's clock is for the tasks of one run only; a log that threads use too needs another.
     """
@@ -64,15 +68,21 @@ class FailureLog:
         """Log a failure, or count it. It goes no further: its traceback keeps the lines, but not the frames, which may hold channels.
 
         Args:
-            logger: where it goes, at the level ``ERROR``.
+            logger: where it goes.
             error: the exception.
             text: see `logging.Logger.log`; so are the arguments.
             extra: fields of the record.
         """
         more = self._note(_cause(error, text))
-        shown = "" if more is None else _traceback(error)
+        loss = loss_of(error)
+        shown = "" if more is None or loss else _traceback(error)
         drop_frames(error)
-        if more is not None:
+        if more is None:
+            return
+        if loss:
+            text += f": %s{more}"
+            logger.warning(text, *arguments, _line(error), extra=extra, stacklevel=2)
+        else:
             _write(logger, error, shown, text + more, arguments, extra)
 
     def log_whole(
@@ -83,8 +93,15 @@ class FailureLog:
         if more is not None:
             _write(logger, error, _traceback(error), text + more, arguments, extra)
 
+    def for_peer(self, error: BaseException) -> str:
+        """Return what a peer hears of a handler's exception, whose text it may not see: the loss, or that the handler failed.
+
+        Its end is the id of `mark`, in brackets.
+        """
+        return f"{loss_of(error) or 'the handler failed'} [{self.mark(error)}]"
+
     def mark(self, error: BaseException) -> str:
-        """Give a failure an id that its traceback in the log ends with; return it, for a peer that may not see the text.
+        """Give a failure an id that its traceback or line in the log ends with; return it.
 
         Failures that were raised at the same place have the same id, so at least one of them has a line in the log.
         """
@@ -109,6 +126,26 @@ class FailureLog:
         seen.logged += 1
         more, seen.more = seen.more, 0
         return f" ({more:,} more of this cause since the last such line)" if more else ""
+
+
+def loss_of(error: BaseException) -> str:
+    """Return the loss that ended the code which raised this error, in words; empty if that code itself has failed.
+
+    Of an actor that failed on a message its own error counts, of a group each of its parts.
+    """
+    if isinstance(error, BaseExceptionGroup):
+        losses = [loss_of(each) for each in error.exceptions]
+        return losses[0] if all(losses) else ""
+    if isinstance(error, ActorStopped) and error.__cause__ is not None:
+        return loss_of(error.__cause__)
+    return error.loss if isinstance(error, LevadaError) else ""
+
+
+def _line(error: BaseException) -> str:
+    """Return the class and the text of an error, or of the parts of a group, and its notes."""
+    parts = error.exceptions if isinstance(error, BaseExceptionGroup) else ()
+    texts = map(_line, parts) if parts else (f"{type(error).__name__}: {text_of(error)}",)
+    return printable("; ".join([*texts, *getattr(error, "__notes__", ())]), _TEXT)
 
 
 def _cause(error: BaseException, text: str) -> Cause:

@@ -42,6 +42,8 @@ class OutcomeUnknown(DurableError):
     If its handler calls `Durable.commit`, the part before may be done without the rest.
     """
 
+    loss = "the outcome of a durable actor's command is unknown"
+
     command: str = ""
     """The id of the command; empty if it has none."""
 
@@ -50,10 +52,14 @@ class OutcomeUnknown(DurableError):
 class CommandFailed(ActorStopped):
     """The handler of this command raised. This is the `ActorStopped` of the entity, not of its shard or its node."""
 
+    loss = "a durable actor has failed at its command"
+
 
 @attrs.define(eq=False, slots=False, str=False)
 class ShardLost(DurableError):
     """A shard cannot continue, because its journal is out of reach or another process owns it now. Its supervisor restarts it."""
+
+    loss = "a shard of durable actors is out of reach"
 
     shard: int = 0
 

@@ -65,6 +65,8 @@ class JournalDamaged(JournalError):
 class JournalFull(JournalError):
     """No room: `max_bytes` is reached and nothing may be deleted yet, or the disk is full. Nothing was written."""
 
+    loss = "the journal has no room"
+
     needed: int = 0
     """Bytes that were to be added."""
     limit: int = 0
@@ -74,6 +76,8 @@ class JournalFull(JournalError):
 @attrs.define(eq=False, slots=False, str=False)
 class JournalUnwritable(JournalError):
     """The operating system refused to write; the cause is the `OSError`, or the error of SQLite. Readers never see any of these rows."""
+
+    loss = "the journal cannot be written"
 
 
 @attrs.define(eq=False, slots=False, str=False)

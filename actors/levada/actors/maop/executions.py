@@ -334,8 +334,7 @@ class Execution(Pooled):
         except DecodeError as error:
             self._fail(ErrorCode.INVALID_FORMAT, str(error))
         except Exception as error:  # noqa: BLE001 - whatever a handler raises becomes a code
-            audit = connection.records.failed("execute", operation, error)
-            self._fail(ErrorCode.EXECUTION_ERROR, f"the handler failed [{audit}]")
+            self._fail(ErrorCode.EXECUTION_ERROR, connection.records.failed("execute", operation, error))
             return False
         else:
             self._over()

@@ -149,8 +149,8 @@ class ConnectionLog:
             logger.debug("%s: sends %.200s", self.who, text, extra=self._extra(type(signal).__name__))
 
     def failed(self, what: str, operation: Received, error: Exception) -> str:
-        """Log an exception of the user's code; return the audit id that the peer gets instead. Source: MA-79."""
-        audit = self._failures.mark(error)
+        """Log an exception of the user's code; return the text with the audit id that the peer gets instead. Source: MA-79."""
+        audit, told = self._failures.mark(error), self._failures.for_peer(error)
         text, extra = "%s: %s of msg_id %d failed, audit id %s", self._extra("handler_failed", operation.stream_id)
         self._failures.log(logger, error, text, self.who, what, operation.msg_id, audit, **extra)
-        return audit
+        return told

@@ -80,6 +80,8 @@ class NodeDown:
 class NodeLost(LevadaError):
     """A node ended without being told to, or could not start."""
 
+    loss = "a node was lost"
+
     node: str = ""
     """Its name."""
     exit_code: int | None = None
@@ -90,6 +92,8 @@ class NodeLost(LevadaError):
 
 class NodeLeaves(ActorError):
     """A node starts no actor, because it has begun to drain."""
+
+    loss = "a node is about to leave"
 
 
 @message("levada.node.Refused", frozen=True)

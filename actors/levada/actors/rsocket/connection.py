@@ -23,7 +23,7 @@ from levada.actors.metrics.protocols import request_samples, rsocket_samples
 from levada.actors.pool import Pool
 from levada.actors.single import SingleDriver
 from levada.framework import FlowWindow, Receiver, Sample, Sender, handles, restart
-from levada.framework.embedding import ChannelCore
+from levada.framework.embedding import ChannelCore, loss_of
 from levada.framework.errors import ActorStopped, CarrierError
 from levada.framework.platform import PLATFORM
 from levada.framework.text import text_of
@@ -349,11 +349,16 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         self._pushing = False
 
     def text_for_peer(self, error: Exception) -> bytes:
-        """Return what the peer hears of an exception of a handler, which is about to be raised."""
-        failure_id = self.system.failure_log.mark(error)
-        if self.config.error_texts:
-            return error_data(text_of(error) or type(error).__name__)
-        return f"the handler failed [{failure_id}]".encode()
+        """Return what the peer hears of an exception of a handler."""
+        text = self.system.failure_log.for_peer(error)
+        return error_data(text_of(error) or type(error).__name__) if self.config.error_texts else text.encode()
+
+    def has_lost(self, error: Exception) -> bool:
+        """Return whether a handler failed because of others (`FailureLog`), and log it; otherwise the stream's actor is to fail too."""
+        if not loss_of(error):
+            return False
+        self.log_failure(error, "%s: a handler has lost what it needs", self.who, event="handler_lost")
+        return True
 
     def _on_draining(self, event: ConnectionDraining) -> None:
         self.leaving()

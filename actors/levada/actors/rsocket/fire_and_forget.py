@@ -80,6 +80,9 @@ class Fired(Pooled):
                     await close_source(result)
             except (RequestFailed, DecodeError):
                 pass  # this is an answer, and the requester gets none
+            except Exception as error:
+                if not connection.has_lost(error):
+                    raise
             finally:
                 connection.fire_and_forget -= 1
                 connection.fire_and_forget_bytes -= request.payload.size

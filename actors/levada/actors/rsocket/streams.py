@@ -603,8 +603,9 @@ class Answer(_Producing):
         except DecodeError as error:
             self._fail(ErrorCode.INVALID, error_data(text_of(error)))
         except Exception as error:
-            self._fail(ErrorCode.APPLICATION_ERROR, self.connection.text_for_peer(error))
-            raise
+            self._fail(ErrorCode.APPLICATION_ERROR, connection.text_for_peer(error))
+            if not connection.has_lost(error):
+                raise
         finally:
             self.running = False
             if not self.answered:
