@@ -31,11 +31,11 @@ __all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure"
 LIMITS = {
     "rsocket": (69, 13),
     "aqueduct": (59, 13),
-    "aqueduct-run": (1622, 13),
-    "aqueduct-sender": (563, 35),
+    "aqueduct-run": (1621, 13),
+    "aqueduct-sender": (536, 34),
     "maop": (220, 20),
-    "durable": (110, 18),
-    "spark": (247, 26),
+    "durable": (109, 18),
+    "spark": (245, 26),
 }
 """Calls and files of a walk, at most."""
 

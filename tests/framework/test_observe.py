@@ -427,7 +427,7 @@ async def test_a_dead_or_full_subscriber_holds_nobody_up(system: ActorSystem, au
         system.events.publish(Note(str(n)))
     await trio.sleep(2)
     assert full._actor.log == ["0"]  # type: ignore[attr-defined]
-    assert system.events._subscribers == {Note: {full: None}}
+    assert system.events.subscribers == {Note: {full: None}}
 
 
 async def test_dead_letters_are_logged_ten_a_second(

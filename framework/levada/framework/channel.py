@@ -32,7 +32,6 @@ from __future__ import annotations
 import sys
 import warnings
 from _thread import get_ident
-from abc import abstractmethod
 from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar, overload
@@ -40,7 +39,7 @@ from typing import Any, ClassVar, Generic, Literal, NoReturn, Self, TypeVar, ove
 import trio
 from trio.lowlevel import Abort, checkpoint, current_task, enable_ki_protection, reschedule, wait_task_rescheduled
 
-from ._runtime.channel_core import ENDED, OPEN, ChannelCore, Half, Mode, Outcome, Receipt, TerminalState, handles_in
+from ._runtime.channel_core import ENDED, OPEN, ChannelCore, Mode, Outcome, Receipt, TerminalState, handles_in
 from ._runtime.channel_mailbox import Destination, MailboxFeed
 from ._runtime.tracing import make_core
 from .annotations import is_value
@@ -74,7 +73,7 @@ over QUIC takes a tenth more."""
 class _Handle:
     """One end of a channel, as its owner holds it."""
 
-    __slots__ = ("__weakref__", "_calls", "_core", "_half", "_live", "_moved", "_other_half")
+    __slots__ = ("__weakref__", "_bound", "_calls", "_core", "_half", "_live", "_moved", "_other_half", "_waiting")
 
     attachment_kind: ClassVar[str]
     """How the message codec marks a handle of this class inside a message."""
@@ -82,15 +81,20 @@ class _Handle:
     _given_up: ClassVar[tuple[TerminalState, str]]
     """How the channel ends when the owner of this handle has ended, and what the owner did with it."""
 
-    def __init__(self, core: ChannelCore, half: Half, other_half: Half) -> None:
+    _sends: ClassVar[bool]
+
+    def __init__(self, core: ChannelCore) -> None:
         self._core = core
-        self._half = half
-        self._other_half = other_half
+        self._half, self._other_half = (core.sender, core.receiver) if self._sends else (core.receiver, core.sender)
         self._live = True
         """Whether messages may pass: not moved, not finished by its owner, not bound to a mailbox."""
         self._moved: str | None = None
         """Where this handle was sent, if it was."""
         self._calls = 0
+        self._waiting = 0
+        """The number of tasks inside ``send`` on this sender."""
+        self._bound = False
+        """Whether the messages of this receiver go to a mailbox."""
 
     @property
     def name(self) -> str:
@@ -105,7 +109,8 @@ class _Handle:
     @property
     def state(self) -> TerminalState:
         """How this half ended, or OPEN. A moved handle raises `HandleMoved`."""
-        self._check_here()
+        if self._moved is not None:
+            raise self._refusal()
         return self._half.state
 
     @property
@@ -129,7 +134,8 @@ class _Handle:
         Raises:
             HandleMoved: the handle was sent away before.
         """
-        self._check_here()
+        if self._moved is not None:
+            raise self._refusal()
         half = self._half
         if half.state is not OPEN:
             await checkpoint()
@@ -154,7 +160,8 @@ class _Handle:
         Returns:
             A function that undoes this; calling it twice or too late does nothing.
         """
-        self._check_here()
+        if self._moved is not None:
+            raise self._refusal()
         half, core = self._half, self._core
         core.check_thread()
         return half.on_terminated(
@@ -175,7 +182,6 @@ class _Handle:
             HandleNotForwardable: the other half is in another system, so this one must stay.
             ChannelError: its owner has finished, cancelled or closed it.
         """
-        self._check_here()
         if not self._live:
             raise self._refusal()
         if self._other_half.away:
@@ -221,12 +227,11 @@ class _Handle:
             state, role = self._given_up
             self._core.end(state, detail=f"the actor that {role} {how}", cause=cause)
 
-    def _check_here(self) -> None:
+    def _refusal(self) -> ChannelError:
+        """Make the error of a handle that was moved, or whose half has ended."""
         if self._moved is not None:
-            raise HandleMoved(f"channel {self.name}: this handle went away with {self._moved}", channel=self.name)
-
-    @abstractmethod
-    def _refusal(self) -> ChannelError: ...
+            return HandleMoved(f"channel {self.name}: this handle went away with {self._moved}", channel=self.name)
+        return self._half.error(self.name)
 
     def _forgotten(self, consequence: str, ending: Callable[..., None], *args: object) -> None:
         # If both halves are forgotten together, warn once. The warning comes last: where warnings are errors, it raises.
@@ -249,13 +254,9 @@ class _Handle:
 class _SendingHalf(_Handle):
     """The common part of `Sender` and `OneshotSender`."""
 
-    __slots__ = ("_waiting",)
+    __slots__ = ()
     _given_up = TerminalState.CANCELLED, "sent"
-
-    def __init__(self, core: ChannelCore) -> None:
-        super().__init__(core, core.sender, core.receiver)
-        self._waiting = 0
-        """The number of tasks inside ``send`` on this handle."""
+    _sends = True
 
     @enable_ki_protection
     def finish_nowait(self) -> None:
@@ -263,7 +264,8 @@ class _SendingHalf(_Handle):
 
         Does nothing if repeated or if the channel has ended. A moved handle raises `HandleMoved`.
         """
-        self._check_here()
+        if self._moved is not None:
+            raise self._refusal()
         if self._live and self._half.state is OPEN:
             self._core.check_thread()
             self._live = False
@@ -301,7 +303,8 @@ class _SendingHalf(_Handle):
 
         Does nothing if repeated or if the channel has ended. A moved handle raises `HandleMoved`.
         """
-        self._check_here()
+        if self._moved is not None:
+            raise self._refusal()
         if self._half.state is OPEN:
             self._core.check_thread()
             self._live = False
@@ -334,11 +337,10 @@ class _SendingHalf(_Handle):
         return self._half.says_reader_left(error)
 
     def _refusal(self) -> ChannelError:
-        self._check_here()
-        if not self._live:
+        if not self._live and self._moved is None:
             text = f"channel {self.name}: this sender was finished or cancelled before"
             return SenderFinished(text, channel=self.name)
-        return self._half.error(self.name)
+        return super()._refusal()
 
 
 class Sender(_SendingHalf, Generic[T_contra]):
@@ -512,13 +514,9 @@ class OneshotSender(_SendingHalf, Generic[T_contra]):
 class _ReceivingHalf(_Handle, Generic[T_co]):
     """The common part of `Receiver` and `OneshotReceiver`."""
 
-    __slots__ = ("_bound",)
+    __slots__ = ()
     _given_up = TerminalState.RECEIVER_CLOSED, "received"
-
-    def __init__(self, core: ChannelCore) -> None:
-        super().__init__(core, core.receiver, core.sender)
-        self._bound = False
-        """Whether the messages go to a mailbox."""
+    _sends = False
 
     @enable_ki_protection
     async def receive(self) -> T_co:
@@ -578,7 +576,8 @@ class _ReceivingHalf(_Handle, Generic[T_co]):
 
         Does nothing if repeated or if the channel has ended. A moved handle raises `HandleMoved`.
         """
-        self._check_here()
+        if self._moved is not None:
+            raise self._refusal()
         if self._half.state is OPEN:
             self._core.check_thread()
             self._live = False
@@ -632,10 +631,9 @@ class _ReceivingHalf(_Handle, Generic[T_co]):
             self._forgotten("it is closed now; close() it", self._core.end, TerminalState.RECEIVER_CLOSED)
 
     def _refusal(self) -> ChannelError:
-        self._check_here()
         if self._bound:
             return HandleMoved(f"channel {self.name}: the messages of this receiver go to a mailbox", channel=self.name)
-        return self._half.error(self.name)
+        return super()._refusal()
 
 
 class Receiver(_ReceivingHalf[T_co]):
@@ -662,6 +660,8 @@ class Receiver(_ReceivingHalf[T_co]):
             message: T_co = core.came(await wait_task_rescheduled(core.stand_to_take()))
             if message is not ENDED:
                 return message
+        if self._live and self._half.state is TerminalState.FINISHED:
+            raise StopAsyncIteration
         try:
             return await self.receive()
         except EndOfChannel:

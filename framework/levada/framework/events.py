@@ -119,7 +119,8 @@ class EventStream:
     """Publish and subscribe within one system: ``system.events``."""
 
     def __init__(self) -> None:
-        self._subscribers: dict[type, dict[Subscriber, None]] = {}
+        self.subscribers: dict[type, dict[Subscriber, None]] = {}
+        """The subscribers of each class that has one. Read only."""
         self._failures = FailureLog()
 
     def subscribe(self, event: type, ref: Subscriber) -> None:
@@ -128,34 +129,34 @@ class EventStream:
         Raises:
             WrongThread: `ref` is an actor that lives in another thread.
         """
-        if ref in self._subscribers.get(event, ()):
+        if ref in self.subscribers.get(event, ()):
             return
         if isinstance(ref, Ref):
             ref.add_watcher((self, event), lambda _: self.unsubscribe(event, ref))  # type: ignore[attr-defined]
         if ref.is_alive:
-            self._subscribers.setdefault(event, {})[ref] = None
+            self.subscribers.setdefault(event, {})[ref] = None
 
     def unsubscribe(self, event: type, ref: Subscriber) -> None:
         """Undo `subscribe`; does nothing if there is no subscription."""
-        refs = self._subscribers.get(event)
+        refs = self.subscribers.get(event)
         if refs is not None and ref in refs:
             del refs[ref]
             if not refs:
-                del self._subscribers[event]
+                del self.subscribers[event]
             if isinstance(ref, Ref):
                 ref.forget_watcher((self, event))  # type: ignore[attr-defined]
 
     def wants(self, event: type) -> bool:
         """Whether this class, or a base of it, has a subscriber."""
-        return bool(self._subscribers) and any(base in self._subscribers for base in event.__mro__)
+        return bool(self.subscribers) and any(base in self.subscribers for base in event.__mro__)
 
     def publish(self, event: Any) -> None:
         """Tell all subscribers. Stopped ones are removed; one with a full mailbox misses this event."""
-        if not self._subscribers:
+        if not self.subscribers:
             return
         told: dict[Subscriber, None] = {}
         for base in type(event).__mro__:
-            told.update(self._subscribers.get(base, {}))
+            told.update(self.subscribers.get(base, {}))
         for ref in told:
             if ref.is_alive:
                 try:

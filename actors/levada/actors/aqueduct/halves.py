@@ -315,13 +315,16 @@ class Letter(Envelope):
 class Packing:
     """The handles of the message being encoded, as `levada.framework.codec.Attachments`; one object for all messages."""
 
-    __slots__ = ("channel", "halves", "taken")
+    __slots__ = ("_attached", "channel", "halves", "taken")
 
     def __init__(self, halves: Halves) -> None:
         self.halves = halves
         self.channel: ChannelCore | None = None
         """The channel of the message."""
-        self.taken: list[tuple[Any, ChannelCore | OwnHalf, Attach]] = []
+        self.taken: list[Any] = []
+        """Handles and passengers, to be given back if the message cannot leave."""
+        self._attached: list[tuple[ChannelCore | OwnHalf, Attach]] = []
+        """Their channels, and the halves that the peer gets."""
 
     def attach(self, handle: Any) -> tuple[AttachmentKind, int] | tuple[AttachmentKind, int, bytes]:
         """Take a handle from its owner."""
@@ -330,22 +333,25 @@ class Packing:
             return self.halves.refs.attach(handle, self)
         assert self.channel is not None
         where = f"a message on channel {self.channel.name} to {self.halves.peer}"
-        self.taken.append((handle, handle.take_over(where), kinds[1]))
+        self._attached.append((handle.take_over(where), kinds[1]))
+        self.taken.append(handle)
         return kinds[0], len(self.taken) - 1
 
     def take(self, passenger: Any, kind: Attach) -> int:
         """Take a passenger; return its index."""
-        self.taken.append((passenger, passenger, kind))
+        self._attached.append((passenger, kind))
+        self.taken.append(passenger)
         return len(self.taken) - 1
 
     def rollback(self) -> None:
         """Give the handles back to their owners."""
         while self.taken:
-            self.taken.pop()[0].give_back()
+            self.taken.pop().give_back()
+        self._attached.clear()
 
     def leave(self) -> list[tuple[ChannelCore | OwnHalf, Attach]]:
         """Take what travels with the message, which is encoded."""
-        attached = [(channel, kind) for _, channel, kind in self.taken]
+        attached, self._attached = self._attached, []
         self.taken.clear()
         return attached
 

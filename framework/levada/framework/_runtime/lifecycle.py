@@ -456,11 +456,11 @@ class Lifecycle:
         assert ending is not None
         ending.closed = True
         actor = cell._actor
-        if not isinstance(ending.reason, Normal | Shutdown) and open_handles(actor):
+        if not isinstance(ending.reason, Normal | Shutdown) and (handles := open_handles(actor)):
             # End the handles before the hook, which may finish them as if all had gone well.
             if extras.host is not None:
                 extras.host.cancel_tasks()
-            end_handles(actor, ending.reason)
+            end_handles(handles, ending.reason)
         hook, arguments = self._hook(actor, ending)
         if extras.host is None and not inspect.iscoroutinefunction(hook):
             waiting = None
@@ -539,7 +539,7 @@ class Lifecycle:
             self._terminate(cell, ending.reason)
             return
         ending.concluded = True
-        end_handles(cell._actor, ending.reason)
+        end_handles(open_handles(cell._actor), ending.reason)
         self._forget_failure(cell)
         parent = cell._parent
         assert parent is not None
@@ -663,9 +663,9 @@ class Lifecycle:
                 self._signal(self._escalated, parent, error)
             elif extras.failure is not None:
                 self._forget(extras.failure)
-        if getattr(actor, "__dict__", None) or type(actor)._slots:
-            end_handles(actor, reason)
-        if system.events.wants(ActorTerminated):
+        if (getattr(actor, "__dict__", None) or type(actor)._slots) and (handles := open_handles(actor)):
+            end_handles(handles, reason)
+        if system.events.subscribers and system.events.wants(ActorTerminated):
             system.events.publish(ActorTerminated(cell, reason))
         if parent is not None:
             self._child_gone(parent, cell)

@@ -27,9 +27,9 @@ from .channel_core import handles_in, may_hold
 __all__ = ["describe_end", "drop_frames", "end_handles", "open_handles", "without_frames"]
 
 
-def end_handles(actor: Any, reason: Reason) -> None:
+def end_handles(handles: list[Any], reason: Reason) -> None:
     """End the channels whose handles an actor held when it ended: senders cancel, receivers close."""
-    for handle in open_handles(actor):
+    for handle in handles:
         handle.disown(describe_end(reason), reason.error if isinstance(reason, Failed) else None)
 
 

@@ -380,13 +380,16 @@ class AqueductCore:
     def receive_attachments(self, channels: tuple[int, ...]) -> tuple[SenderHalf | ReceiverHalf, ...]:
         """Create or find the halves attached to a received message. Source: AQ-28 (4), AQ-30, E-22, E-23."""
         return tuple(
-            self._attached_receiver(channel) if channel & FLOW == self._inward else self._attached_sender(channel)
-            for channel in channels
+            [
+                self._attached_receiver(channel) if channel & FLOW == self._inward else self._attached_sender(channel)
+                for channel in channels
+            ]
         )
 
     def forget(self, half: SenderHalf | ReceiverHalf) -> None:
         """Remove a half that has ended. Source: AQ-30, AQ-31 (D-14, D-15)."""
         del self.halves[half.id]
+        half.ended = True
         self.background.discard(half)
         if half.minted_here or self.state is ConnectionState.CLOSED:
             return
@@ -705,7 +708,7 @@ class AqueductCore:
             # Its loss has overtaken this message: the handle is lost from the start.
             self._unhanded[space].discard(index)
             half = ReceiverHalf(self, channel, minted_here=False)
-            half.state = ReceiverState.LOST
+            half.state, half.ended = ReceiverState.LOST, True
         elif half is None:
             if index in self._gone[space]:
                 raise violation("E-23", f"channel {channel}")

@@ -431,7 +431,7 @@ def decode_frame(data: Octets, at: int = 0, *, max_message: int = 2**24, max_con
             value, end = decode_int(data, at + 1)
             return make(value), end
         array, end = _decode_array(data, at + 1, max_control)
-        return make(holds(array)), end
+        return make(holds(array) if array else ()), end
     except IndexError:
         raise Incomplete(len(data) + 1) from None
 

@@ -28,7 +28,7 @@ __all__ = ["ChannelHalf", "ConnectionLinks"]
 class ChannelHalf(ABC):
     """One local half of a channel: a `SenderHalf` or a `ReceiverHalf`."""
 
-    __slots__ = ("control", "id", "known", "minted_here", "reachable", "state")
+    __slots__ = ("control", "ended", "id", "known", "minted_here", "reachable", "state")
 
     state: Any
     """Its `SenderState` or `ReceiverState`: open, ending, or the way it ended."""
@@ -42,6 +42,8 @@ class ChannelHalf(ABC):
         self.known = minted_here
         """Whether the application has this handle, so that events may name it."""
         self.control: AqueductStream | None = None
+        self.ended = False
+        """Whether the half has ended. Set by the core; the mailbox of a receiver may still hold messages."""
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.id} {self.state.value}>"

@@ -131,11 +131,6 @@ class ReceiverHalf(ChannelHalf):
         self.stalled: list[AqueductStream] | None = None
         """Streams that wait for room."""
 
-    @property
-    def ended(self) -> bool:
-        """Whether the half has ended; its mailbox may still hold messages."""
-        return self.core.halves.get(self.id) is not self
-
     def take(self, *, release: bool = True) -> Delivery:
         """Take the oldest message. Source: AQ-33, AQ-40.
 

@@ -76,11 +76,6 @@ class SenderHalf(ChannelHalf):
         self._code = ResetCode.CANCELLED
 
     @property
-    def ended(self) -> bool:
-        """Whether the half has ended."""
-        return self.id not in self.core.halves or self.core.halves[self.id] is not self
-
-    @property
     def unsettled(self) -> int:
         """Messages whose fate is not known."""
         return len(self._records) + len(self._overtaken or ()) + len(self._unreliable or ())
@@ -517,7 +512,8 @@ class SenderHalf(ChannelHalf):
                 self.core.links.lose(attached)
             self.links = None
         # A receiver that closes has acked all it processed. A receiver that is lost or unreachable may have processed more than it acked.
-        self._report(tokens, delivered=None if code is ResetCode.LOST else False)
+        if tokens:
+            self._report(tokens, delivered=None if code is ResetCode.LOST else False)
         if self.control is not None:
             self.control.half = None
             if self.control.place is not StreamPosition.RECEIVER_DONE:
