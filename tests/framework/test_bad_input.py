@@ -265,6 +265,31 @@ async def test_swallows_everything_in_a_bare_except_and_its_cancel_scopes_stay_o
     assert sorted(failed) == [f"/poller{number} failed while it handled Do" for number in range(3)]
 
 
+async def test_swallows_inside_a_nursery_of_its_own_and_is_left_to_end_by_itself(system: ActorSystem) -> None:
+    """Its coroutine cannot be closed there: the nursery's tasks would outlive it."""
+    caught = 0
+
+    class Nested(Actor[Do]):
+        @handles
+        async def do(self, m: Do) -> None:
+            nonlocal caught
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.sleep_forever)
+                while caught < 150:
+                    try:
+                        await trio.sleep_forever()
+                    except trio.Cancelled:
+                        caught += 1
+
+    ref = system.spawn(Nested)
+    ref.tell(Do())
+    await wait_all_tasks_blocked()
+    ref.kill()
+    assert await ref.terminated() == Killed()
+    assert caught == 150
+    await others_go_on(system)
+
+
 async def test_an_error_of_the_closing_of_its_coroutine_is_the_failure(system: ActorSystem) -> None:
     class Fails(Actor[Do]):
         @handles

@@ -6,6 +6,7 @@ import contextlib
 import itertools
 import logging
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -22,6 +23,7 @@ from levada.framework import (
     ActorTerminated,
     Asks,
     DeadLetter,
+    Exit,
     Histogram,
     Killed,
     Ref,
@@ -554,6 +556,24 @@ class Selfish(Actor[Again | Note]):
         pass
 
 
+def link_to(other: Ref[Any], actor: Any) -> None:
+    actor.link(other)
+
+
+class Linked(Actor[Do | Exit]):
+    """Traps the exits of the actors that it is linked to."""
+
+    trap_exits = True
+
+    @handles
+    def do(self, m: Do) -> None:
+        m.function(self)
+
+    @handles
+    def exit(self, m: Exit) -> None:
+        pass
+
+
 async def test_times_are_sampled() -> None:
     ticks = itertools.count()  # by real time, a turn in which the processor is lost would be the end of its slice
     measure_by(lambda: next(ticks) * 1e-6)
@@ -660,17 +680,21 @@ async def test_a_late_timer_is_a_stall_and_counts_as_a_wait() -> None:
 
 
 async def test_waits_for_turns_are_those_of_actors() -> None:
-    """Signals of the runtime, and messages that come while an ask is handled at once, do not seem to wait since the clock began."""
+    """Signals of the runtime, exits, and messages that come while an ask is handled at once, do not seem to wait since what came before."""
     time = 1e6
     measure_by(lambda: time)
     async with ActorSystem() as system:
         ref = system.spawn(Selfish)
+        linked = system.spawn(Linked)
         await wait_all_tasks_blocked()
         time = 2e6
-        for _ in range(1_000):
+        for number in range(1_000):
             await ref.ask(Again())
             other = system.spawn(Worker, [])
+            if number % 2:  # in rounds that are all alike, each sampled turn would be of the same actor
+                linked.tell(Do(partial(link_to, other)))
             await wait_all_tasks_blocked()
+            time += 1
             other.kill()
             await wait_all_tasks_blocked()
         assert system.observe.queue_times.total >= 10

@@ -244,6 +244,9 @@ def test_a_longer_file_loses_no_row_of_an_append_that_goes_over_its_end(tmp_path
     with Store.open(tmp_path, SCHEMA, ACCEPTING) as store:
         assert numbers(store) == list(range(100))
         assert store.statistics().rows_lost == 0
+    ledger = Ledger.open(REAL, tmp_path / "ledger.sqlite", partitions=1)
+    assert ledger.losses(0) == {}
+    ledger.close()
 
 
 def test_a_row_that_was_lost_is_not_said_to_have_been_deleted(journal: Path) -> None:

@@ -191,6 +191,20 @@ def test_only_the_newest_batches_keep_their_ranges(tmp_path: Path) -> None:
     ledger.close()
 
 
+def test_a_batch_that_comes_again_under_the_same_attempts_costs_no_commit(tmp_path: Path) -> None:
+    ledger = Ledger.open(REAL, tmp_path / "ledger.sqlite", partitions=1)
+    ledger.deliver("q", 0, LedgerLine({0: (0, 1)}, attempts="first"))
+    commits = ledger.commits
+    ledger.set_attempts("q", 0, "first")
+    ledger.set_attempts("q", 1, "of a batch that is not known")
+    assert ledger.commits == commits
+    ledger.set_attempts("q", 0, "second")
+    assert ledger.commits == commits + 1
+    assert ledger.line("q", 0) == LedgerLine({0: (0, 1)}, attempts="second")
+    assert ledger.line("q", 1) is None
+    ledger.close()
+
+
 def test_rows_that_the_ledger_promised_and_that_are_gone(tmp_path: Path) -> None:
     with Store.open(tmp_path, SCHEMA, CONFIG) as store:
         deliver(store, "q", 0, (0, rows(1, 2)))

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from contextlib import nullcontext
 from typing import Any
 
 import pytest
+import trio
 
 pytest.importorskip("cryptography")
 
@@ -18,8 +20,12 @@ from levada.actors.nodes.certificates import (
     member_name,
     node_id_of,
 )
+from levada.actors.nodes.messages import Member, MemberState
+from levada.actors.nodes.node_side import NodeSide
+from levada.actors.nodes.spark_links import NEWS, SparkLinks
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError, ConnectionLost
+from levada.framework.testing.simulation import World, simulate
 
 pytestmark = pytest.mark.loopback
 
@@ -112,3 +118,56 @@ def test_the_file_of_a_key_is_gone_with_its_block() -> None:
         assert os.stat(path).st_mode & 0o777 == 0o600
     assert set(os.listdir("/proc/self/fd")) == before
     assert not os.path.exists(path)
+
+
+@pytest.mark.parametrize(
+    ("state", "announced", "is_driver", "admitted"),
+    [
+        (None, 0.0, True, True),
+        (None, 0.0, False, False),
+        (MemberState.UP, 0.0, False, True),
+        (MemberState.STARTING, 1.0, False, True),
+        (MemberState.UP, 2 * NEWS, False, False),
+        (MemberState.DOWN, 0.0, False, False),
+    ],
+)
+def test_a_certificate_admits_a_member_as_long_as_it_is_one(
+    state: MemberState | None, announced: float, is_driver: bool, admitted: bool
+) -> None:
+    """The news of a new member may come after its first connection."""
+    authority, first, second = Authority(), MemberKey(), MemberKey()
+
+    def links(certificate: str) -> SparkLinks:
+        return SparkLinks(
+            kind="tls",
+            authority=authority.certificate,
+            certificate=certificate,
+            driver=B if is_driver else b"D" * 16,
+            bind="machine",
+            ports=range(4000, 4001),
+        )
+
+    async def main() -> None:
+        async with ActorSystem() as system, ActorSystem() as other, trio.open_nursery() as nursery:
+            ours, theirs = NodeSide(system, A), NodeSide(other, B)
+            ours.links["aqueduct+tls"], theirs.links["aqueduct+tls"] = links(of_a), links(of_b)
+
+            async def announce(member: Member) -> None:
+                await trio.sleep(announced)
+                ours.directory.change(member)
+
+            async with ours.listen("aqueduct+tls://") as listener:
+                if state is not None:
+                    nursery.start_soon(announce, Member("n1", 1, B, state, 0, "", "", 0.0, 0))
+                with nullcontext() if admitted else pytest.raises(ConnectionLost, match="not a member of the fleet"):
+                    async with connect(other, listener.url, object, config=theirs.config(links(of_b).carrier(A))):
+                        pass
+
+    async def scenario(world: World) -> None:
+        await (await world.start("members", main)).wait()
+
+    with (
+        first.with_certificate(authority.sign(first.public, A)) as of_a,
+        second.with_certificate(authority.sign(second.public, B)) as of_b,
+    ):
+        simulate(scenario, seeds=[1])

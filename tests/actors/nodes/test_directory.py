@@ -7,7 +7,7 @@ from collections.abc import AsyncIterator
 import attrs
 import pytest
 import trio
-from trio.testing import wait_all_tasks_blocked
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.nodes import Member, MemberState, NodeDown, NodeUp
 from levada.actors.nodes.directory import Directory
@@ -63,6 +63,18 @@ async def test_who_waits_for_a_change_looks_again_after_each_one(system: ActorSy
     assert looks == [[NODE], [in_state(MemberState.DOWN)], []]
     with pytest.raises(ConfigurationError, match="there is no node 'n0'; there are: none"):
         directory["n0"]
+
+
+async def test_who_waits_for_what_does_not_come_learns_that_it_has_not(
+    system: ActorSystem, autojump_clock: MockClock
+) -> None:
+    directory = Directory(system)
+    directory.change(NODE)
+    begin = trio.current_time()
+    assert not await directory.until(lambda: "n1" in directory, 3.0)
+    assert trio.current_time() - begin == 3.0
+    assert await directory.until(lambda: "n0" in directory, 3.0)
+    assert trio.current_time() - begin == 3.0
 
 
 async def test_a_name_that_no_actor_ever_had_is_freed_as_any_other(system: ActorSystem) -> None:

@@ -234,18 +234,28 @@ async def test_errors_of_a_spawn_are_raised_at_the_caller(autojump_clock: MockCl
         assert len(counters) == 2  # the app's, and "one"
 
 
-async def test_an_app_that_fails_is_an_error_of_the_block_with_its_traceback(autojump_clock: MockClock) -> None:
+async def test_an_app_that_fails_is_an_error_of_the_block_with_its_traceback(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The log of the node has the traceback of the app's own error; one of levada says enough."""
+    (tmp_path / "broken_for_nodes.py").write_text('raise OSError("no such queue")')
+    monkeypatch.syspath_prepend(tmp_path)
     async with ActorSystem() as system:
         with pytest.raises(NodeLost, match="n0 has failed: RuntimeError: no such table") as caught:
             async with nodes_here(system, 1, "tests.actors.nodes.apps:fails"):
                 pass
         assert "in fails" in caught.value.__notes__[0]
+        with pytest.raises(NodeLost, match="OSError: no such queue"):
+            async with nodes_here(system, 1, "broken_for_nodes:app"):
+                pass
         with pytest.raises(NodeLost, match="no module named 'nowhere'"):
             async with nodes_here(system, 1, "nowhere:app"):
                 pass
         with pytest.raises(NodeLost, match="not_an_app"):
             async with nodes_here(system, 1, "tests.actors.nodes.apps:not_an_app"):
                 pass
+    failed = [record for record in caplog.records if record.__dict__.get("event") == "app_failed"]
+    assert [record.exc_info and record.exc_info[0] for record in failed] == [RuntimeError, OSError, None, None]
 
 
 @pytest.mark.parametrize(

@@ -330,7 +330,9 @@ async def test_a_move_in_order_loses_nothing(autojump_clock: MockClock) -> None:
         assert [m for m, _ in letters if isinstance(m, Pass | Number)] == []
 
 
-async def test_an_actor_moves_before_the_process_of_its_node_has_ended(autojump_clock: MockClock) -> None:
+async def test_an_actor_moves_before_the_process_of_its_node_has_ended(
+    autojump_clock: MockClock, caplog: pytest.LogCaptureFixture
+) -> None:
     async with fleet(2) as (nodes, _), trio.open_nursery() as nursery:
         house = await singleton(SYSTEMS["driver"], House)
         home = await house.ask(Where())
@@ -345,6 +347,7 @@ async def test_an_actor_moves_before_the_process_of_its_node_has_ended(autojump_
             assert await house.ask(Where()) not in (home, "driver")
             await trio.sleep(4)
         assert max(MOST) == 1
+    assert [record for record in caplog.records if record.levelname == "ERROR"] == []
 
 
 async def test_while_all_nodes_drain_the_actor_answers_to_the_end(autojump_clock: MockClock) -> None:

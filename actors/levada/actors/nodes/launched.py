@@ -183,7 +183,7 @@ class _Node:
         if self._lost:
             logger.warning("%s: %s", self._name, self._lost)
             return ORPHANED
-        return 1 if self._life.cancelled_caught else code
+        return code
 
     def _settle(self, welcome: Welcome) -> None:
         self._welcome = welcome

@@ -32,7 +32,6 @@ from levada.framework import (
 )
 from levada.framework.errors import (
     ConfigurationError,
-    ConnectionLost,
     NameUnknown,
 )
 from levada.framework.ref import DEFAULT_TIMEOUT, check_timeout
@@ -232,9 +231,7 @@ class Nodes(ABC):
 
     @asynccontextmanager
     async def _dial(self, node_id: bytes) -> AsyncIterator[Peer[Any]]:
-        url = self._url_of(node_id)
-        if not url:
-            raise ConnectionLost(f"the node {self.refs.name_of(node_id)} does not listen")
+        url = self._url_of(node_id)  # `FleetRefs.met` has waited for the news of it
         config = self.config(self._links_of(url).carrier(node_id))
         async with connect(self.system, url, object, expose=_all, config=config) as peer:
             yield peer
