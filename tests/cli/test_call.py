@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -115,6 +116,102 @@ def test_an_error_of_the_responder_is_exit_code_1(url: str, capsys: pytest.Captu
         "levada: APPLICATION_ERROR: no\n",
     )
     assert call(capsys, url, "--route", "nowhere") == (1, "", "levada: APPLICATION_ERROR: unknown route: nowhere\n")
+
+
+_ANSWERS_AND_WAITS = """
+import trio
+from levada.framework import Actor, OneshotSender, Sender, message
+from levada.actors.rsocket import route
+
+class Desk(Actor):
+    @route("none")
+    async def none(self, data: bytes):
+        print("ASKED", flush=True)
+        await trio.sleep_forever()
+
+    @route("once")
+    async def once(self, data: bytes) -> bytes:
+        return data
+
+    @route("some")
+    async def some(self, data: bytes):
+        for number in range(int(data)):
+            yield b"%d" % number
+        await trio.sleep_forever()
+
+@message("tests.call.Once")
+class Once:
+    reply: OneshotSender[str]
+
+@message("tests.call.Some")
+class Some:
+    count: int
+    reply: Sender[str]
+
+async def desk(m: Once | Some) -> None:
+    if isinstance(m, Once):
+        print("ASKED", flush=True)
+    else:
+        for number in range(m.count):
+            await m.reply.send(str(number))
+    await trio.sleep_forever()
+"""
+
+
+@pytest.mark.ci
+def test_a_request_that_is_answered_by_a_stream_names_the_option(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The other way round works: one answer is a stream of one."""
+    (tmp_path / "app.py").write_text(_ANSWERS_AND_WAITS)
+    served = [*LEVADA, "serve", "app:Desk", "--url", "rsocket+tcp://127.0.0.1:0"]
+    with subprocess.Popen(served, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().split()[1]
+        said = "levada: INVALID: this is answered by a stream; send a request-stream (--stream)\n"
+        assert call(capsys, url, "--route", "some", "--data", "5") == (1, "", said)
+        assert call(capsys, url, "--route", "once", "--data", "it", "--stream") == (0, "it\n", "")
+        server.kill()
+
+
+@pytest.mark.ci
+@pytest.mark.parametrize(
+    ("target", "scheme", "options", "answers"),
+    [
+        ("Desk", "rsocket+tcp", ["--route", "none"], 0),
+        ("Desk", "reactivesocket+tcp", ["--route", "none"], 0),
+        ("Desk", "rsocket+tcp", ["--route", "some", "--data", "1", "--stream"], 1),
+        ("Desk", "rsocket+tcp", ["--route", "some", "--data", "3", "--channel"], 3),
+        ("desk", "aqueduct+tls", ["--tag", "tests.call.Once"], 0),
+        ("desk", "aqueduct+tls", ["--tag", "tests.call.Some", "--data", "[3]", "--stream"], 3),
+    ],
+)
+def test_a_server_that_is_killed_during_a_call(
+    target: str, scheme: str, options: list[str], answers: int, tmp_path: Path
+) -> None:
+    """The client hears that the connection to the server was lost, and after how many answers."""
+    (tmp_path / "app.py").write_text(_ANSWERS_AND_WAITS)
+    made = ["--self-signed", "made"] if scheme.endswith("tls") else []
+    served = [*LEVADA, "serve", f"app:{target}", "--url", f"{scheme}://127.0.0.1:0", *made]
+    with subprocess.Popen(served, cwd=tmp_path, stdout=subprocess.PIPE, text=True) as server:
+        assert server.stdout is not None
+        url = server.stdout.readline().split()[1]
+        trusted = ["--ca", str(tmp_path / "made" / "ca.pem")] if made else []
+        with subprocess.Popen(
+            [*LEVADA, "call", url, *options, *trusted], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as client:
+            assert client.stdout is not None
+            if answers:
+                assert [client.stdout.readline() for _ in range(answers)] == [f"{n}\n" for n in range(answers)]
+            else:
+                assert server.stdout.readline() == "ASKED\n"
+            server.kill()
+            out, err = client.communicate(timeout=250)
+    after = {0: "", 1: ", after one answer; call again", 3: ", after 3 answers; call again"}[answers]
+    assert (client.returncode, out) == (2, "")
+    assert re.fullmatch(
+        rf"levada: the connection to {re.escape(url)} was lost: (?!channel|the connection was lost)[^;]+{after}\n", err
+    )
 
 
 @pytest.mark.ci

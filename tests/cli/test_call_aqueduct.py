@@ -231,6 +231,27 @@ def test_what_the_server_cannot_read_is_exit_code_1_and_says_why(
     assert said[0].exc_info is None
 
 
+def test_a_sender_of_the_wrong_kind_names_the_option(url: str, call: Call) -> None:
+    """A class that is answered once has no place for a stream's sender, and one with a stream has none for a oneshot."""
+    cannot = "levada: the server could not read the message: "
+    get = call(url, "--tag", "tests.call.Get", "--data", '["@reply", "EUR"]', "--stream")
+    assert get == (
+        1,
+        "",
+        f"{cannot}Get.price: expected OneshotSender[Any], got an attachment (sender); it is answered once: leave out --stream\n",
+    )
+    follow = call(
+        url, "--tag", "tests.call.Follow", "--data", '[{"message": "tests.call.Price", "fields": ["A", 2.0]}, []]'
+    )
+    assert follow == (
+        1,
+        "",
+        f"{cannot}Follow.prices: expected Sender[Any], got an attachment (oneshot_sender); it is answered by a stream: add --stream\n",
+    )
+    misplaced = call(url, "--tag", "tests.call.Get", "--data", '["EUR", "@reply"]', "--stream")
+    assert misplaced == (1, "", f"{cannot}Get.price: expected OneshotSender[Any], got str\n")
+
+
 @pytest.mark.parametrize(
     ("url", "options"),
     [("aqueduct://127.0.0.1:9", ()), ("rsocket+quic://127.0.0.1:9", ()), ("maop://127.0.0.1:9", ("--id", "1"))],

@@ -7,7 +7,7 @@ import base64
 import json
 import math
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeVar
@@ -15,14 +15,15 @@ from typing import Any, TypeVar
 import trio
 
 from levada.actors.protocols import SECURE, carrier_settings, of_url
-from levada.framework.errors import ConfigurationError, ConnectionLost, LevadaError
+from levada.framework import Receiver
+from levada.framework.errors import ChannelError, ConfigurationError, ConnectionLost, EndOfChannel, LevadaError
 from levada.transports.carriers import TlsConfig
 from levada.transports.private_files import warn_if_others_can_read
 
 from .terminal import shown
 
 __all__ = [
-    "CallFailed", "bytes_of", "carrier_for", "in_time", "named", "print_bytes", "refuse", "token_of",
+    "CallFailed", "bytes_of", "carrier_for", "in_time", "named", "print_all", "print_bytes", "refuse", "token_of",
 ]  # fmt: skip
 
 
@@ -31,25 +32,48 @@ class CallFailed(LevadaError):
 
 
 PeerT = TypeVar("PeerT")
+AnswerT = TypeVar("AnswerT")
 
 
 @asynccontextmanager
-async def in_time(connecting: AbstractAsyncContextManager[PeerT], args: argparse.Namespace) -> AsyncIterator[PeerT]:
+async def in_time(
+    connecting: AbstractAsyncContextManager[PeerT], args: argparse.Namespace, *refusals: type[ConnectionLost]
+) -> AsyncIterator[PeerT]:
     """Connect and work with the peer, within ``--timeout``.
 
+    Args:
+        connecting: gives the peer.
+        args: of the command line.
+        refusals: what a server that refuses the client is known by; raised unchanged.
+
     Raises:
-        ConnectionLost: the time ran out before there was a connection.
+        ConnectionLost: the time ran out before there was a connection, or the connection was lost.
         CallFailed: the time ran out before the work was done.
     """
     connected = False
-    with trio.move_on_after(math.inf if args.timeout is None else args.timeout) as scope:
-        async with connecting as peer:
-            connected = True
-            yield peer
+    try:
+        with trio.move_on_after(math.inf if args.timeout is None else args.timeout) as scope:
+            async with connecting as peer:
+                connected = True
+                yield peer
+    except* ConnectionLost as losses:
+        lost: BaseException = losses
+        while isinstance(lost, BaseExceptionGroup):
+            lost = lost.exceptions[0]
+        assert isinstance(lost, ConnectionLost)
+        if not connected or isinstance(lost, refusals):
+            raise lost from lost.__cause__
+        raise ConnectionLost(f"the connection to {args.url} was lost: {_why(lost)}") from lost
     if scope.cancelled_caught:
         if connected:
             raise CallFailed(f"no answer, or not all of them, within {args.timeout:g} s")
         raise ConnectionLost(f"no connection to {args.url} within {args.timeout:g} s")
+
+
+def _why(lost: ConnectionLost) -> str:
+    """Return why a connection was lost, without words before that say that it was."""
+    channel = f"channel {lost.channel}: " if isinstance(lost, ChannelError) else ""
+    return lost.detail.removeprefix(channel).rpartition("the connection was lost: ")[2]
 
 
 def carrier_for(args: argparse.Namespace) -> Any:
@@ -107,6 +131,31 @@ def bytes_of(text: str) -> bytes:
         except OSError as error:
             raise ConfigurationError(f"cannot read {text[1:]}: {error.strerror}") from error
     return text.encode("utf-8", "surrogateescape")
+
+
+async def print_all(
+    answers: Receiver[AnswerT], args: argparse.Namespace, print_answer: Callable[[AnswerT], None]
+) -> None:
+    """Print answers until their end, or as many as ``--limit`` says.
+
+    Raises:
+        ConnectionLost: the connection was lost before; the text has the number of answers.
+    """
+    count = 0
+    async with answers:
+        while count != args.limit:
+            try:
+                answer = await answers.receive()
+            except EndOfChannel:
+                return
+            except ConnectionLost as lost:
+                origin = lost.__cause__ if isinstance(lost.__cause__, ConnectionLost) else lost
+                if not count:
+                    raise origin from None
+                answered = f"{count} answers" if count > 1 else "one answer"
+                raise ConnectionLost(f"{_why(origin)}, after {answered}; call again") from lost
+            print_answer(answer)
+            count += 1
 
 
 def print_bytes(data: bytes, *, as_json: bool = False, **facts: str | None) -> None:

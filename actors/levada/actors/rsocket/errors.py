@@ -8,7 +8,7 @@ connection end with `levada.framework.errors.ConnectionLost`.
 
 from __future__ import annotations
 
-from typing import ClassVar
+from typing import ClassVar, Final
 
 import attrs
 
@@ -18,9 +18,11 @@ from levada.transports.rsocket.codes import SETUP_CODES
 from levada.transports.rsocket.events import FailedBy, StreamFailed
 
 __all__ = [
-    "ApplicationError", "NoEndpoint", "RequestCanceled", "RequestFailed", "RequestInvalid", "RequestRejected", "SetupRejected",
+    "NEEDS_STREAM", "ApplicationError", "NoEndpoint", "RequestCanceled", "RequestFailed", "RequestInvalid", "RequestRejected", "SetupRejected",
     "connection_lost", "error_data", "stream_failed",
 ]  # fmt: skip
+
+NEEDS_STREAM: Final = "this is answered by a stream; send a request-stream"
 
 
 @attrs.define(eq=False, slots=False, str=False)

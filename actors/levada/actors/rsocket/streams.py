@@ -38,7 +38,7 @@ from levada.framework.text import text_of
 from levada.transports.rsocket import ErrorCode, Payload
 from levada.transports.rsocket.events import FailedBy, Interaction, RequestReceived, StreamFailed
 
-from .errors import RequestFailed, RequestInvalid, error_data, stream_failed
+from .errors import NEEDS_STREAM, RequestFailed, RequestInvalid, error_data, stream_failed
 from .flows import PayloadChannel
 from .requests import Request
 
@@ -622,7 +622,7 @@ class Answer(_Producing):
         messages = request.holds_message
         try:
             if request.kind is RESPONSE:
-                raise RequestInvalid("this is answered by a stream; send a request-stream")
+                raise RequestInvalid(NEEDS_STREAM)
             if await self.send_items(items, lambda item: self.connection.encoding.reply(item, messages=messages)):
                 core = self.connection.core
                 core.send_complete(self.stream_id)

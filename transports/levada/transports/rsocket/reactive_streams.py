@@ -395,7 +395,7 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
         if self._state is ConnectionState.CLOSING:
             self._end(events, EndReason.CLOSED, ErrorCode.CONNECTION_CLOSE, "every stream has ended")
         elif self._state not in DEAF and not self._lose_carrier(events, reason, now):
-            self._end(events, EndReason.LOST, text=reason or "the carrier ended")
+            self._end(events, EndReason.LOST, text=reason or "the peer ended the connection")
 
     def _lose_carrier(self, events: list[Event], text: str, now: float) -> bool:
         """Suspend the session, if there is one that can be resumed in this state; return whether there is."""

@@ -11,8 +11,10 @@ import argparse
 import base64
 import inspect
 import json
+import re
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from typing import Any, get_args, get_origin, get_type_hints
 
 import msgpack
@@ -22,12 +24,12 @@ from levada.actors.aqueduct import serve as serve_aqueduct
 from levada.actors.aqueduct.envelopes import ANSWER, ASK, TELL, read_failure
 from levada.actors.aqueduct.halves import CODEC, Unreadable, give_up
 from levada.actors.authentication import Authenticate
-from levada.actors.cli.calls import CallFailed, bytes_of, carrier_for, in_time, print_bytes, token_of
+from levada.actors.cli.calls import CallFailed, bytes_of, carrier_for, in_time, print_all, print_bytes, token_of
 from levada.actors.cli.terminal import shown
 from levada.actors.explain.values import EXT_ATTACHMENT, EXT_MESSAGE, Tagged, as_json, as_text, read_value
 from levada.framework import Actor, ActorSystem, OneshotReceiver, Receiver, Sender, channel, oneshot
 from levada.framework.codec import AttachmentKind
-from levada.framework.errors import ChannelError, ConfigurationError, DecodeError, EndOfChannel
+from levada.framework.errors import ChannelError, ConfigurationError, ConnectionLost, DecodeError
 from levada.framework.message import tag_of
 from levada.framework.text import printable
 
@@ -125,6 +127,8 @@ async def call(args: argparse.Namespace) -> None:
     ):
         try:
             await (_exchange if args.lookup is None else _ask)(peer, payload, args)
+        except ConnectionLost:
+            raise
         except ChannelError as error:
             raise CallFailed(str(error)) from None
 
@@ -137,18 +141,12 @@ async def _exchange(peer: Peer[RawMessage], payload: bytes, args: argparse.Names
         return
     receiver: Receiver[RawMessage] | OneshotReceiver[RawMessage]
     sender, receiver = channel(RawMessage) if args.kind == "stream" else oneshot(RawMessage)
-    left = args.limit or float("inf")
     with sender, receiver:
         await peer.send(RawMessage(payload, [sender]))
         if isinstance(receiver, OneshotReceiver):
-            _print(await receiver, args)
-            return
-        while left > 0:
-            try:
-                _print(await receiver.receive(), args)
-            except EndOfChannel:
-                return
-            left -= 1
+            _print(args, await receiver)
+        else:
+            await print_all(receiver, args, partial(_print, args))
 
 
 async def _ask(peer: Peer[RawMessage], payload: bytes, args: argparse.Namespace) -> None:
@@ -166,7 +164,7 @@ async def _ask(peer: Peer[RawMessage], payload: bytes, args: argparse.Namespace)
             return
         answer = await _answer(ref, ASK + payload)
     if answer.payload.startswith(ANSWER):
-        _print(RawMessage(answer.payload[len(ANSWER) :], answer.attachments), args)
+        _print(args, RawMessage(answer.payload[len(ANSWER) :], answer.attachments))
         return
     give_up(answer.attachments)
     try:
@@ -183,7 +181,7 @@ async def _answer(to: Sender[RawMessage], data: bytes) -> RawMessage:
         return await receiver
 
 
-def _print(message: RawMessage, args: argparse.Namespace) -> None:
+def _print(args: argparse.Namespace, message: RawMessage) -> None:
     give_up(message.attachments)
     if args.tag is not None:
         try:
@@ -192,10 +190,20 @@ def _print(message: RawMessage, args: argparse.Namespace) -> None:
             pass  # shown as bytes
         else:
             if isinstance(value, Tagged) and value.tag == tag_of(Unreadable):
-                raise CallFailed(f"the server could not read the message: {printable(str(value.fields[0]))}")
+                cause = printable(str(value.fields[0]))
+                raise CallFailed(f"the server could not read the message: {cause}{_hint(cause, args.kind)}")
             print(json.dumps(as_json(value)) if args.json else shown(as_text(value)), flush=True)
             return
     print_bytes(message.payload, as_json=args.json)
+
+
+def _hint(cause: str, kind: str) -> str:
+    """Return what to change if the sender that was sent is of the wrong kind."""
+    if kind == "stream" and re.search(r"expected .*\bOneshotSender\b.*, got an attachment", cause):
+        return "; it is answered once: leave out --stream"
+    if kind == "response" and re.search(r"expected .*\bSender\b.*, got an attachment", cause):
+        return "; it is answered by a stream: add --stream"
+    return ""
 
 
 def message_bytes(tag: str, fields: Sequence[Any], reply: AttachmentKind | None) -> bytes:

@@ -14,7 +14,7 @@ from levada.actors.cli.calls import CallFailed, bytes_of, carrier_for, in_time, 
 from levada.actors.cli.terminal import shown
 from levada.actors.maop import Body, ErrorCode, OperationFailed, OperationRefused, Peer, PeerConfig, connect
 from levada.framework import ActorSystem
-from levada.framework.errors import ConfigurationError
+from levada.framework.errors import ConfigurationError, ConnectionLost
 
 __all__ = ["add_arguments", "call"]
 
@@ -56,6 +56,8 @@ async def call(args: argparse.Namespace) -> None:
         except OperationRefused as refused:
             again = "" if refused.retry_after is None else f"; again in {refused.retry_after:g} s"
             raise CallFailed(f"refused by {refused}{again}") from None
+        except ConnectionLost:
+            raise
         except OperationFailed as failed:
             hint = ""
             if args.json and not failed.by_peer and failed.code == ErrorCode.CONTENT_TOO_LARGE:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager
 from typing import Any
 
@@ -13,7 +13,7 @@ import trio
 from levada.actors.authentication import Authenticate
 from levada.actors.cli import stdin
 from levada.actors.cli.arguments import positive
-from levada.actors.cli.calls import CallFailed, bytes_of, carrier_for, in_time, named, print_bytes, token_of
+from levada.actors.cli.calls import CallFailed, bytes_of, carrier_for, in_time, named, print_all, print_bytes, token_of
 from levada.actors.rsocket import (
     COMPOSITE,
     ClientConfig,
@@ -22,11 +22,13 @@ from levada.actors.rsocket import (
     Payload,
     RequestFailed,
     ServerConfig,
+    SetupRejected,
     connect,
 )
 from levada.actors.rsocket import serve as serve_rsocket
+from levada.actors.rsocket.errors import NEEDS_STREAM
 from levada.framework import ActorSystem, Sender
-from levada.framework.errors import ConfigurationError, EndOfChannel
+from levada.framework.errors import ConfigurationError
 from levada.transports.rsocket import ErrorCode
 from levada.transports.rsocket.extensions import BearerAuthentication, CompositeMetadata, SimpleAuthentication
 
@@ -98,7 +100,10 @@ async def call(args: argparse.Namespace) -> None:
     first = bytes_of(data[0]) if data else b""
     print_answer = _print_json if args.json else _print_data
     try:
-        async with ActorSystem("call") as system, in_time(connect(system, args.url, config=config), args) as peer:
+        async with (
+            ActorSystem("call") as system,
+            in_time(connect(system, args.url, config=config), args, SetupRejected) as peer,
+        ):
             match args.kind:
                 case "response":
                     print_answer(await peer.request_response(first, **where))
@@ -107,7 +112,7 @@ async def call(args: argparse.Namespace) -> None:
                 case "push":
                     await peer.metadata_push(bytes_of(args.metadata))
                 case "stream":
-                    await _print_all(await peer.request_stream(first, **where), args.limit, print_answer)
+                    await print_all(await peer.request_stream(first, **where), args, print_answer)
                 case "channel":
                     source = _given(data) if data else stdin.lines()
                     try:
@@ -117,25 +122,15 @@ async def call(args: argparse.Namespace) -> None:
                     sender, receiver = await peer.request_channel(first, **where)
                     async with trio.open_nursery() as nursery:
                         nursery.start_soon(_send_all, sender, source)
-                        await _print_all(receiver, args.limit, print_answer)
+                        await print_all(receiver, args, print_answer)
                         nursery.cancel_scope.cancel()
     except* RequestFailed as failures:
         error: BaseException = failures
         while isinstance(error, BaseExceptionGroup):
             error = error.exceptions[0]
         assert isinstance(error, RequestFailed)
-        raise CallFailed(f"{_code(error.code)}: {error}") from None
-
-
-async def _print_all(answers: Any, limit: int | None, print_answer: Callable[[Any], None]) -> None:
-    left = float("inf") if limit is None else limit
-    async with answers:
-        while left > 0:
-            try:
-                print_answer(await answers.receive())
-            except EndOfChannel:
-                return
-            left -= 1
+        hint = " (--stream)" if error.detail == NEEDS_STREAM else ""
+        raise CallFailed(f"{_code(error.code)}: {error}{hint}") from None
 
 
 async def _send_all(sender: Sender[Any], source: AsyncIterator[bytes]) -> None:
