@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from functools import partial
@@ -24,6 +24,7 @@ import psycopg
 import pyarrow as pa
 from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit, Deposited, Withdraw
 from tests.actors.postgres.cluster import Cluster
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.durable import (
     Durable,
@@ -65,6 +66,7 @@ from levada.actors.postgres import PostgresStore
 from levada.actors.postgres.addresses import PostgresAddress
 from levada.actors.postgres.errors import DatabaseReadOnly
 from levada.actors.postgres.opening import refuse_server
+from levada.actors.postgres.pool import ANSWERED_WITHIN, LAST_PAUSE, READERS
 from levada.actors.postgres.tables import IN_ORDER, LogTables
 from levada.framework import ActorSystem, Asks, Ref, handles, message
 from levada.framework.embedding import LocalRef
@@ -898,6 +900,89 @@ async def test_no_connection_outlives_its_log(url: str, server: Cluster, how: st
             else:
                 log.stop(now=how == "kill")
     assert server.connections(how) == 0
+
+
+@asynccontextmanager
+async def log_with_a_gap(url: str) -> AsyncIterator[Ref[Any]]:
+    """A log of one shard whose first row was erased."""
+    async with log_at(url, 1) as log:
+        await log.ask(Append(rows_for("a", "b"), partition=0, at=0))
+        await log.ask(EraseEntity("a", partition=0))
+        yield log
+
+
+@contextmanager
+def gaps_held(url: str, server: Cluster) -> Iterator[None]:
+    """Let no session look whether a gap was erased; what is read without a gap goes on."""
+    with psycopg.connect(server.url()) as session:
+        session.execute(f"LOCK TABLE {table_of(url)}_erased IN ACCESS EXCLUSIVE MODE".encode())
+        yield
+
+
+async def until_held(server: Cluster, application: str, count: int) -> None:
+    """Wait until so many connections of an application wait for a lock."""
+    text = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s AND wait_event_type = 'Lock'"
+    while await trio.to_thread.run_sync(server.execute, text, application) != [(count,)]:
+        pass
+
+
+async def run_behind_the_gap(log: Ref[Any]) -> tuple[int, int]:
+    rows: Rows = await log.ask(ReadRows(0, 0))
+    return rows.first, rows.count
+
+
+@pytest.mark.parametrize("how", ["the asker", "stop", "kill"])
+async def test_a_question_behind_a_gap_that_is_given_up_leaves_nothing_behind(
+    url: str, server: Cluster, how: str
+) -> None:
+    """More askers than the log has connections are cancelled, or the log ends, while the database looks for the rows that are not there."""
+    async with log_with_a_gap(f"{url}&application_name={how}") as log:
+        with gaps_held(url, server):
+            async with trio.open_nursery() as nursery:
+
+                async def ask() -> None:
+                    with nullcontext() if how == "the asker" else pytest.raises(ActorStopped):
+                        await run_behind_the_gap(log)
+
+                for _ in range(READERS + 2):
+                    nursery.start_soon(ask)
+                await until_held(server, how, READERS)
+                if how == "the asker":
+                    nursery.cancel_scope.cancel()
+                else:
+                    log.stop(now=how == "kill")
+            if how == "the asker":
+                assert await log.ask(Append(rows_for("c"), partition=0, at=2)) == Appended(0, 2, 1)
+        if how == "the asker":
+            for _ in range(READERS + 2):
+                assert await run_behind_the_gap(log) == (1, 2)
+            text = "SELECT count(*) FROM pg_stat_activity WHERE application_name = %s"
+            assert server.execute(text, how) == [(1 + READERS,)]
+    assert server.connections(how) == 0
+    async with log_at(url, 1) as log:
+        assert (await run_behind_the_gap(log))[0] == 1
+
+
+async def test_a_question_behind_a_gap_without_an_answer_is_asked_again(
+    url: str, server: Cluster, mock_clock: MockClock
+) -> None:
+    answers: list[tuple[int, int]] = []
+    async with log_with_a_gap(f"{url}&application_name=again") as log, trio.open_nursery() as nursery:
+
+        async def ask() -> None:
+            answers.append(await run_behind_the_gap(log))
+
+        with gaps_held(url, server):
+            nursery.start_soon(ask)
+            await until_held(server, "again", 1)
+            mock_clock.jump(ANSWERED_WITHIN)
+            await wait_all_tasks_blocked()
+            mock_clock.jump(LAST_PAUSE)
+            await until_held(server, "again", 2)  # the server has not noticed that the first one is closed
+            assert await log.ask(Append(rows_for("c"), partition=0, at=2)) == Appended(0, 2, 1)
+            assert answers == []
+    assert answers == [(1, 1)]
+    assert server.connections("again") == 0
 
 
 async def test_pages_of_rows_are_read_in_the_order_of_an_index(url: str, server: Cluster) -> None:
