@@ -34,8 +34,8 @@ LIMITS = {
     "aqueduct-run": (1621, 13),
     "aqueduct-sender": (536, 34),
     "maop": (220, 20),
-    "durable": (109, 18),
-    "spark": (245, 26),
+    "durable": (107, 18),
+    "spark": (225, 26),
 }
 """Calls and files of a walk, at most."""
 

@@ -12,6 +12,7 @@ import functools
 import inspect
 import sys
 import types
+from _thread import get_ident
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import AbstractAsyncContextManager
 from typing import (
@@ -234,7 +235,8 @@ class Actor(Generic[M]):
     def _here(self) -> Cell:
         """Return the cell; raise unless this is the system's thread."""
         cell = self._bound()
-        cell.check_thread("change of")
+        if get_ident() != cell._scheduler.thread:  # saves the call
+            cell.check_thread("change of")
         return cell
 
     @property

@@ -23,7 +23,7 @@ import pyarrow as pa
 import trio
 
 from levada.actors.metrics.journal import journal_samples
-from levada.framework import Behaviour, Failed, Killed, Reason, Reply, Sample, handles
+from levada.framework import Actor, Behaviour, Failed, Killed, Reason, Reply, Sample, handles
 from levada.framework.embedding import DescribedActor
 from levada.framework.errors import ActorError, LevadaError
 from levada.framework.files import folder_path
@@ -73,7 +73,7 @@ from .store import Store
 from .trim_requests import TrimRequest, TrimRequests
 from .writing import GROUP_BYTES, JournalWriter, Queue
 
-__all__ = ["Journal"]
+__all__ = ["Journal", "reply_of"]
 
 T = TypeVar("T")
 
@@ -259,7 +259,7 @@ class Journal(
     def refuse(self) -> None:
         """Fail the question that is being handled, because the journal is not open."""
         assert self._refusal is not None
-        (self._reply() or self._told_rows).fail(fresh(self._refusal))
+        (reply_of(self) or self._told_rows).fail(fresh(self._refusal))
 
     async def _open(self) -> None:
         columns: Columns[Any] | None = columns_of(self.columns) if isinstance(self.columns, type) else None
@@ -294,31 +294,25 @@ class Journal(
         # Not a coroutine function: an ask of an idle journal calls this at once, without a turn of the mailbox.
         if self._queue.waiting_bytes >= self.max_pending_bytes and not self._queue.full:
             return self._append_later(m)
-        self._queue.put(WriteJob(None, self._reply() or self._told_rows, m, _bytes_of(m.rows), m.waits))
+        self._queue.put(WriteJob(None, reply_of(self) or self._told_rows, m, _bytes_of(m.rows), m.waits))
         return None
 
     async def _append_later(self, m: Append) -> None:
         # Not while it is full: the questions that make room come by the same mailbox.
         while self._queue.waiting_bytes >= self.max_pending_bytes and not self._queue.full:
             await self._queue.progress()
-        self._queue.put(WriteJob(None, self._reply() or self._told_rows, m, _bytes_of(m.rows), m.waits))
+        self._queue.put(WriteJob(None, reply_of(self) or self._told_rows, m, _bytes_of(m.rows), m.waits))
 
     @handles
     def deliver(self, m: Deliver) -> None:
         """Queue a batch behind the appends that wait."""
-        self._queue.put(WriteJob(functools.partial(deliver, self._store, m), self._reply() or self._told_rows))
+        self._queue.put(WriteJob(functools.partial(deliver, self._store, m), reply_of(self) or self._told_rows))
 
     @handles
     def copy(self, m: CopyRows) -> None:
         """Queue rows of another log behind the appends that wait."""
         copy = functools.partial(self._store.copy, m)
-        self._queue.put(WriteJob(copy, self._reply() or self._told_rows, waits=False))
-
-    def _reply(self) -> Reply[Any] | None:
-        try:
-            return self.reply_later()
-        except ActorError:  # told, not asked
-            return None
+        self._queue.put(WriteJob(copy, reply_of(self) or self._told_rows, waits=False))
 
     @handles
     async def stage(self, m: StageRows) -> None:
@@ -388,7 +382,7 @@ class Journal(
         return stage_rows(self._store, m, self._appends.batch_of(m.rows))
 
     def _do_soon(self, function: Callable[..., Any], *args: Any, size: int = 0) -> None:
-        self._queue.put_first(WriteJob(functools.partial(function, *args), self._reply() or self._told, None, size))
+        self._queue.put_first(WriteJob(functools.partial(function, *args), reply_of(self) or self._told, None, size))
 
     @handles
     def read(self, m: Read) -> None:
@@ -403,7 +397,7 @@ class Journal(
     @handles
     def read_entity(self, m: ReadEntity) -> None:
         """Read in another thread, and copy the rows for the way."""
-        reply = self._reply()
+        reply = reply_of(self)
         if reply is not None:
             self._entities.append((m, reply))
             self.start_soon(self._read_entities)
@@ -411,7 +405,7 @@ class Journal(
     @handles
     def erase(self, m: EraseEntity) -> None:
         """Erase rows, a segment at a time, between the appends."""
-        self.start_soon(self._erase, m, self._reply())
+        self.start_soon(self._erase, m, reply_of(self))
 
     async def _erase(self, m: EraseEntity, reply: Reply[Erased] | None) -> None:
         number = partition_of(m.entity, self.config.partitions) if m.partition is None else m.partition
@@ -437,7 +431,7 @@ class Journal(
     @handles
     def trim(self, m: TrimRows) -> None:
         """Find the rows in another thread, and take them out, a segment at a time, between the appends."""
-        self.start_soon(self._trim, m, self._reply())
+        self.start_soon(self._trim, m, reply_of(self))
 
     async def _trim(self, m: TrimRows, reply: Reply[Trimmed] | None) -> None:
         platform = self.system.platform
@@ -497,7 +491,7 @@ class Journal(
         self._read_soon(lambda: self._store.offset_within(m.partition, m.start, m.end, max_bytes=m.max_bytes))
 
     def _read_soon(self, function: Callable[[], Any]) -> None:
-        reply = self._reply()
+        reply = reply_of(self)
         if reply is not None:
             self.start_soon(self._read, function, reply)
 
@@ -509,6 +503,7 @@ class Journal(
                 async with self._reading:
                     if reply.wanted and reply.has_room:
                         reply.send(await self.system.platform.run_in_thread(function))
+                        return
         except (JournalError, OSError) as error:
             reply.fail(bare(error))
 
@@ -557,7 +552,7 @@ class Journal(
         extent = self._store.extent()
         if m.reached(extent):
             return extent
-        reply = cast("Reply[Extent] | None", self._reply())
+        reply = cast("Reply[Extent] | None", reply_of(self))
         if reply is not None:
             self._writer.watch(m, reply)
         return None
@@ -591,6 +586,14 @@ class _Refusing(Behaviour):
 def _journal(actor: object) -> Journal:
     assert isinstance(actor, Journal)
     return actor
+
+
+def reply_of(actor: Actor[Any]) -> Reply[Any] | None:
+    """Take the right to answer the message that is being handled; None if it was told, not asked."""
+    try:
+        return actor.reply_later()
+    except ActorError:
+        return None
 
 
 def _behind(extent: Extent, offsets: Mapping[int, int]) -> int:

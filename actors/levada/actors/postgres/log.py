@@ -39,6 +39,7 @@ from levada.actors.journal import (
     rows_of_stream,
     stream_of,
 )
+from levada.actors.journal.actor import reply_of
 from levada.actors.journal.appends import ToldRows
 from levada.actors.journal.errors import bare
 from levada.actors.journal.places import Archived, require_named
@@ -48,7 +49,6 @@ from levada.actors.journal.value_rows import ValueRows
 from levada.actors.metrics.journal import log_samples
 from levada.framework import Failed, Killed, Reason, Reply, Sample, handles
 from levada.framework.embedding import DescribedActor
-from levada.framework.errors import ActorError
 from levada.framework.platform import PLATFORM
 
 from .addresses import PostgresAddress
@@ -173,17 +173,11 @@ class PostgresLog(
     def append(self, m: Append) -> Coroutine[Any, Any, None] | None:
         """Queue rows for the next transaction."""
         # Not a coroutine function: an ask of an idle log calls this at once, without a turn of the mailbox.
-        log, reply = self._database.log, self._reply() or ToldRows()
+        log, reply = self._database.log, reply_of(self) or ToldRows()
         if log is None or self._writer.is_full:
             return self._append_later(m, reply)
         self._append(log, m, reply)
         return None
-
-    def _reply(self) -> Reply[Any] | None:
-        try:
-            return self.reply_later()
-        except ActorError:  # told, not asked
-            return None
 
     async def _append_later(self, m: Append, reply: Reply[Any] | ToldRows) -> None:
         await self._writer.room()
@@ -258,7 +252,7 @@ class PostgresLog(
     @handles
     def copy(self, m: CopyRows) -> None:
         """Queue rows of another log."""
-        self.start_soon(self._copy, m, self._reply() or ToldRows())
+        self.start_soon(self._copy, m, reply_of(self) or ToldRows())
 
     async def _copy(self, m: CopyRows, reply: Reply[Any] | ToldRows) -> None:
         try:
@@ -400,7 +394,7 @@ class PostgresLog(
     # Reading.
 
     def _later(self, function: Callable[[OpenLog, Any], Coroutine[Any, Any, Any]], m: Any) -> None:
-        reply = self._reply()
+        reply = reply_of(self)
         if reply is not None:
             self.start_soon(self._answer_when_open, reply, function, m)
 
@@ -549,7 +543,7 @@ class PostgresLog(
     @handles
     def read(self, m: Read) -> None:
         """Refuse: there are no blocks of files."""
-        reply = self._reply()
+        reply = reply_of(self)
         if reply is not None:
             reply.fail(TypeError("a log in PostgreSQL has no blocks of files: ask ReadRows"))
 
@@ -558,7 +552,7 @@ class PostgresLog(
     @handles
     def await_rows(self, m: AwaitRows) -> None:
         """Answer when rows come."""
-        reply = self._reply()
+        reply = reply_of(self)
         if reply is not None:
             self._waiting.append((m, reply))
             self._came.set()

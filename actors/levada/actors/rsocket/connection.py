@@ -179,6 +179,11 @@ class RSocketDriver(SingleDriver[ReactiveStreamsCore]):
         """Bytes of errors, grants, cancellations and the like, without payloads."""
         return self.core.own_bytes
 
+    def flush_waiting(self) -> None:
+        """Flush soon what a handler has made, since it is about to wait; mostly it has made nothing yet."""
+        if self.core.has_output:
+            self.flush_soon()
+
     def missing(self) -> int:
         """Return how many bytes are missing from a frame that has begun: before its end there is nothing to act on."""
         return self.core.missing

@@ -21,7 +21,7 @@ from levada.transports.rsocket.extensions import (
 from .flows import PayloadChannel
 
 if TYPE_CHECKING:
-    from .encoding import Encoding
+    from .encoding import Encoding, Reading
     from .peers import ConnectedPeer
 
 __all__ = ["Request", "Responder"]
@@ -34,7 +34,17 @@ class Request:
     does not catch it, the stream ends with INVALID.
     """
 
-    __slots__ = ("_encoding", "_inbound", "_receiver", "connection", "identity", "kind", "payload", "stream_id")
+    __slots__ = (
+        "_encoding",
+        "_inbound",
+        "_reading",
+        "_receiver",
+        "connection",
+        "identity",
+        "kind",
+        "payload",
+        "stream_id",
+    )
 
     def __init__(
         self,
@@ -58,6 +68,7 @@ class Request:
         self._encoding = encoding
         self._inbound = inbound
         self._receiver: Receiver[Any] | None = None
+        self._reading: Reading | None = None
 
     @property
     def peer(self) -> RemotePeer:
@@ -104,17 +115,17 @@ class Request:
     @property
     def route(self) -> str:
         """The request's route: the routing entry, or on a connection without composite metadata all of the metadata."""
-        return self._encoding.read(self.payload.metadata).route
+        return (self._reading or self._read()).route
 
     @property
     def entries(self) -> CompositeMetadata:
         """All entries of the metadata; on a connection without composite metadata there is one."""
-        return self._encoding.read(self.payload.metadata).entries
+        return (self._reading or self._read()).entries
 
     @property
     def credentials(self) -> Authentication | None:
         """The credentials that came with this request (EXT-3)."""
-        reading = self._encoding.read(self.payload.metadata)
+        reading = self._reading or self._read()
         return reading.entries.first(Authentication) if reading.has_credentials else None
 
     @property
@@ -137,7 +148,11 @@ class Request:
     @property
     def holds_message(self) -> bool:
         """Whether the data is an instance of a message class, so that `message` reads it and the answer is encoded likewise."""
-        return self._encoding.read(self.payload.metadata).messages
+        return (self._reading or self._read()).messages
+
+    def _read(self) -> Reading:
+        reading = self._reading = self._encoding.read(self.payload.metadata)
+        return reading
 
     def message(self, expected: Any = Any) -> Any:
         """Read the data as a message.

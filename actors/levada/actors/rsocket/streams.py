@@ -299,7 +299,7 @@ class _Producing(InteractionActor):
         Cancellation:
             items already sent stay sent; the source has been closed.
         """
-        connection, stream_id, scheduler = self.connection, self.stream_id, self.system.scheduler
+        connection, stream_id = self.connection, self.stream_id
         core = connection.core
         credit = items = size = 0
         if connection.line.locked():
@@ -316,7 +316,7 @@ class _Producing(InteractionActor):
             if items >= FLUSH_ITEMS or size >= FLUSH_BYTES:
                 items = size = 0
                 connection.flush()
-                if connection.crowded or scheduler.slice_over():
+                if connection.crowded or self.system.scheduler.slice_over():
                     await connection.turn()
             if core.backlog and connection.must_wait(payload, stream_id):
                 connection.flush()
@@ -352,7 +352,7 @@ class Channel(Items, _Producing):
             if outbound is not None and encode is not None:
                 source: Receiver[Any]
                 with Receiver(outbound) as source:
-                    await before_waiting(self._produce(source, encode), self.connection.flush_soon)
+                    await before_waiting(self._produce(source, encode), self.connection.flush_waiting)
         finally:
             self.busy = False
             self.connection.flush_soon()
@@ -554,7 +554,7 @@ class Answer(_Producing):
 
     async def _answer_flushing(self, request: Request) -> None:
         try:
-            await before_waiting(self._answer(request), self.connection.flush_soon)
+            await before_waiting(self._answer(request), self.connection.flush_waiting)
         finally:
             self.connection.flush_soon()
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import sys
 import threading
+from _thread import get_ident
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -331,7 +332,8 @@ class Reply(Generic[R]):
     def send(self, value: R) -> None:
         """Answer. If the asker no longer waits, the answer is ignored and counted as late."""
         question = self._ask
-        question.target.check_thread("answer of")
+        if get_ident() != question.target._scheduler.thread:  # saves the call
+            question.target.check_thread("answer of")
         question.answer(value)
         self._open.discard(question)
 
@@ -399,12 +401,14 @@ class WaitGraph:
             return None
         question = message if isinstance(message, Ask) else None
         edge = Edge(worker, question, target)
-        try:
-            self._refuse_circle(worker.cell, edge.target)
-        except AskCycle:
-            if question is not None:
-                question.withdraw()
-            raise
+        has = target if question is None else question.target  # `edge.target`, without the call
+        if has is worker.cell or has._worker is not None:  # else it waits for nobody
+            try:
+                self._refuse_circle(worker.cell, has)
+            except AskCycle:
+                if question is not None:
+                    question.withdraw()
+                raise
         worker.waits.append(edge)
         if question is not None:
             question.edge = edge

@@ -61,7 +61,7 @@ class ActorHost:
         if self._closing:
             raise RuntimeError(f"{self._cell.path} is stopping: it starts no more tasks")
         if self._nursery is not None:
-            self._start_in(self._nursery, function, args, name or function)
+            self._nursery.start_soon(self._run, function, args, name=name or function)
             return
         self._pending.append((copy_context(), function, args, name or function))
         if self._gone is None:
@@ -121,18 +121,10 @@ class ActorHost:
 
     def _start_pending(self, nursery: trio.Nursery) -> None:
         # In a call of its own: the variables of the task that holds the nursery live as long as the actor.
+        start: Any = nursery.start_soon
         for context, function, args, name in self._pending:
-            context.run(self._start_in, nursery, function, args, name)
+            context.run(start, self._run, function, args, name=name)
         self._pending.clear()
-
-    def _start_in(
-        self,
-        nursery: trio.Nursery,
-        function: Callable[..., Awaitable[object]],
-        args: tuple[Any, ...],
-        name: object,
-    ) -> None:
-        nursery.start_soon(self._run, function, args, name=name)
 
     async def _run(self, function: Callable[..., Awaitable[object]], args: tuple[Any, ...]) -> None:
         try:

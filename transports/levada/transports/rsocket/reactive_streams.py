@@ -496,6 +496,11 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
         events, self._events = self._events, []
         return events
 
+    @property
+    def has_output(self) -> bool:
+        """Whether output is queued, or fragments wait in the backlog."""
+        return bool(self._out or self._control or self.backlog)
+
     def data_to_send(self, now: float) -> list[bytes]:
         """Take the queued output: pieces to join for a byte stream, otherwise one frame for each message. Frames of stream 0 go first.
 
