@@ -29,7 +29,7 @@ from levada.framework.platform import PLATFORM, REAL
 __all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure", "run"]
 
 LIMITS = {
-    "rsocket": (69, 13),
+    "rsocket": (65, 13),
     "aqueduct": (59, 13),
     "aqueduct-run": (1621, 13),
     "aqueduct-sender": (536, 34),

@@ -68,9 +68,10 @@ class SingleCarrier(ABC, Generic[S]):
         """Bytes that are queued and not sent yet."""
         return self.stream.unsent
 
+    @property
     @abstractmethod
-    def receive(self) -> Awaitable[bytes | list[bytes]]:
-        """Wait for bytes, or for a list of whole messages. An empty result means the end.
+    def receive(self) -> Callable[[], Awaitable[bytes | list[bytes]]]:
+        """Waits for bytes, or for a list of whole messages; an empty result means the end. Take it once: this saves a call for each read.
 
         Raises:
             ConnectionLost: the carrier was cut off.
@@ -106,9 +107,10 @@ class ByteCarrier(SingleCarrier[ByteStream]):
 
     framed = False
 
-    def receive(self) -> Awaitable[bytes | list[bytes]]:
-        """Wait for bytes."""
-        return self.stream.receive_some()
+    @property
+    def receive(self) -> Callable[[], Awaitable[bytes]]:
+        """Waits for bytes."""
+        return self.stream.receive_some
 
     def send(self, pieces: list[bytes]) -> int:
         """Queue the pieces in order."""
@@ -126,8 +128,12 @@ class MessageCarrier(SingleCarrier[MessageStream]):
 
     framed = True
 
-    async def receive(self) -> list[bytes]:
-        """Wait for a message and take all that have arrived, up to a limit. An empty list means the end."""
+    @property
+    def receive(self) -> Callable[[], Awaitable[list[bytes]]]:
+        """Waits for a message and takes all that have arrived, up to a limit."""
+        return self._receive
+
+    async def _receive(self) -> list[bytes]:
         try:
             message: bytes | None = await self.stream.receive()
         except ConnectionLost as error:
@@ -266,7 +272,7 @@ class SingleDriver(Driver[C]):
         self._all_begun: trio.Event | None = None
         self._room: trio.Event | None = None
         self._own_before = 0
-        """`own_bytes` when the carrier last had room."""
+        """`own_bytes` when the carrier became too full."""
 
     def attach(self, carrier: SingleCarrier[Any]) -> None:
         """Use a carrier from now on; the core knows whether it is framed.
@@ -317,10 +323,11 @@ class SingleDriver(Driver[C]):
 
     async def _read(self, carrier: SingleCarrier[Any], scope: trio.CancelScope) -> None:
         code, reason = 0, ""
+        receive = carrier.receive
         with scope:
             while True:
                 try:
-                    data = await carrier.receive()
+                    data = await receive()
                 except CarrierError as error:
                     code, reason = getattr(error, "code", 0), str(error)
                     break
@@ -338,11 +345,13 @@ class SingleDriver(Driver[C]):
                     # Held while this waits, it would double the cost of a peer that stops in a frame.
                     data = part = b""
                     user = self.user(carrier)
-                if user is None or (own := user.own_bytes) == user._own_before:
-                    continue
-                if carrier.unsent <= user.high_watermark:
-                    user._own_before = own
-                elif own - user._own_before > self.reflex and self.user(carrier) is user:
+                if (
+                    user is not None
+                    and user.filled
+                    and user.own_bytes - user._own_before > self.reflex
+                    and user.crowded
+                    and self.user(carrier) is user
+                ):
                     await user.room()
                     user.read_again()
         user = self.user(carrier)
@@ -401,9 +410,12 @@ class SingleDriver(Driver[C]):
         carrier = self.carrier
         if carrier is not None:
             try:
-                self.filled = carrier.send(pieces) > self.high_watermark
+                filled = carrier.send(pieces) > self.high_watermark
             except CarrierError:
-                pass  # the reader finds out, and tells the core
+                return  # the reader finds out, and tells the core
+            if filled and not self.filled:
+                self._own_before = self.own_bytes
+            self.filled = filled
 
     def flush_soon(self) -> None:
         """Flush at the end of the batch of turns that is running, together with others."""
