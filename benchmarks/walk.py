@@ -33,7 +33,7 @@ LIMITS = {
     "aqueduct": (59, 13),
     "aqueduct-run": (1621, 13),
     "aqueduct-sender": (536, 34),
-    "maop": (220, 20),
+    "maop": (217, 20),
     "durable": (107, 18),
     "spark": (225, 26),
 }

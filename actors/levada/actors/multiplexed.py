@@ -38,8 +38,6 @@ _UNIDIRECTIONAL: Final = 2
 """Bit of a stream's id."""
 _SENDING: Final = 1
 _RECEIVING: Final = 2
-_BOTH: Final = 3
-_WATCHED: Final = 4
 
 
 class MultiplexedCore(Core[E, Out], StreamsInput[E], Protocol[E, Out]):
@@ -150,7 +148,8 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         self._just_read = False  # what has come with a batch was read, and the tasks that it woke have not run yet
         self._parked: trio.lowlevel.Task | None = None
         self._streams: dict[int, carriers.Stream] = {}
-        self._ways: dict[int, int] = {}  # of streams: the directions that are over, and whether a stop is told
+        self._half: dict[int, int] = {}  # of streams: the direction that is over
+        self._watched: set[int] = set()  # streams on which more is sent, so that a stop is told
         self._ready: dict[int, None] = {}  # streams to be read in the next turn
         self._stops: list[tuple[int, int]] = []  # streams that the peer has stopped, and its codes, until the next turn
         # All streams have the same two callbacks.
@@ -319,7 +318,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         self._carrier_over = True
         self.live = self.rate = None
         self._tell_readable = self._tell_stopped = _nothing  # they referred to this object
-        for collection in (self._streams, self._backlog, self._ways, self._ready, self.held):
+        for collection in (self._streams, self._backlog, self._half, self._watched, self._ready, self.held):
             collection.clear()
         self._stops.clear()
         self._finished.clear()
@@ -354,13 +353,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
             self._streams[stream_id] = stream
             stream.on_readable(self._tell_readable)
             if not stream_id & _UNIDIRECTIONAL:
-                self._watch(stream_id, stream)
-
-    def _watch(self, stream_id: int, stream: carriers.Stream) -> None:
-        """Tell the core when the peer stops this side's direction of a stream, also while nothing is sent there."""
-        if not self.watches_all:
-            self._ways[stream_id] = self._ways.get(stream_id, 0) | _WATCHED
-        stream.on_stopped(self._tell_stopped)
+                stream.on_stopped(self._tell_stopped)
 
     def _stopped(self, stream_id: int, code: int) -> None:
         self._stops.append((stream_id, code))
@@ -462,18 +455,16 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         if stream_id & _UNIDIRECTIONAL:
             if self.forgets_ended or direction == _RECEIVING:
                 self.forget(stream_id)
-        elif self.forgets_ended:
-            ways = self._ways.get(stream_id, 0) | direction
-            if ways & _BOTH == _BOTH:
+        elif self.forgets_ended and stream_id in self._streams:
+            if self._half.setdefault(stream_id, direction) != direction:
                 self.forget(stream_id)
-            elif stream_id in self._streams:
-                self._ways[stream_id] = ways
 
     def forget(self, stream_id: int) -> bool:
         """A stream is over; return whether it was in use."""
         if self._streams.pop(stream_id, None) is None:
             return False
-        self._ways.pop(stream_id, None)
+        self._half.pop(stream_id, None)
+        self._watched.discard(stream_id)
         self.held.discard(stream_id)
         return True
 
@@ -540,7 +531,7 @@ class MultiplexedDriver(Driver[C], Generic[C]):
             stream.priority = max(0, priority)
         self._streams[stream_id] = stream
         if self.watches_all:
-            self._watch(stream_id, stream)
+            stream.on_stopped(self._tell_stopped)
         if not output.unidirectional:
             stream.on_readable(self._tell_readable)
 
@@ -570,8 +561,9 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         except CarrierError:
             return  # it was stopped, which the core will be told, or the connection has ended
         if not fin:
-            if not self.watches_all and not self._ways.get(stream_id, 0) & _WATCHED:
-                self._watch(stream_id, stream)
+            if not self.watches_all and stream_id not in self._watched:
+                self._watched.add(stream_id)
+                stream.on_stopped(self._tell_stopped)
             if self.most_unsent is not None and stream.unsent > self.most_unsent:
                 self.crowded(stream_id)
         elif self.forgets_ended and not stream_id & _UNIDIRECTIONAL:

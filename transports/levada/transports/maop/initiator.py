@@ -265,7 +265,7 @@ class Outgoing:
 
     def _complete(self, body: bytes | None, blocks: int, now: float) -> None:
         core = self._core
-        self._go(_RESPONSE_COMPLETE)
+        self.state = INITIATOR[self.state, _RESPONSE_COMPLETE]
         self.used_at = now
         kind = self._success.content_type if self._success is not None else None
         start, took = self._response
@@ -283,7 +283,7 @@ class Outgoing:
         core = self._core
         start = int((core.wall_offset + self.used_at) * 1000)
         core.pool.done(self.stream_id, start, int((now - self.used_at) * 1000) if now > self.used_at else 0)
-        self._go(_DONE)
+        self.state = INITIATOR[self.state, _DONE]
         self._retire()
 
     def reject(self, code: int, reason: str, now: float) -> None:

@@ -315,9 +315,9 @@ class Incoming(Received):
         if not self.is_request:
             self.finish(now)
         elif plan is None:
-            self._respond(OPAQUE, *self._times(now), now)
+            self._respond(OPAQUE, now)
         elif not plan.mode:
-            self._respond(b"", *self._times(now), now)
+            self._respond(b"", now)
         else:
             quota = self._core.quota
             if quota.buffered + TEST_WINDOW > quota.max_bytes:
@@ -374,7 +374,7 @@ class Incoming(Received):
         if self.state is not _RUNNING or not self.is_request:
             self._responding()
         if len(body) <= 16_384:
-            self._respond(header + body, *self._times(now), now)
+            self._respond(header + body, now)
             return
         self._begin_response(len(header) + len(body), now, header)
         write_blocks(self._core.out, self.stream_id, body, self._core.config.max_block_chunk_size)
@@ -404,8 +404,9 @@ class Incoming(Received):
         if self.state is not _RUNNING:
             raise LocalProtocolError(f"a Response in state {self.state.name}", rule="MA-66")
 
-    def _respond(self, payload: bytes, start_ms: int, time_ms: int, now: float) -> None:
-        """Write a whole Response, which the operation then forgets."""
+    def _respond(self, payload: bytes, now: float, times: tuple[int, int] | None = None) -> None:
+        """Write a whole Response, which the operation then forgets; `times`: of an execution before."""
+        start_ms, time_ms = times or self._times(now)
         if self.dedup_key is not None:
             self._keep(payload, start_ms, time_ms, now)
         self.state = RECEIVER[self.state, _RESPONSE]
@@ -445,7 +446,7 @@ class Incoming(Received):
         header = self._native_header(content_type, length != 0)
         self._responding()
         if not length and length is not None:
-            self._respond(header, *self._times(now), now)
+            self._respond(header, now)
             return
         self._begin_response(UNDEFINED if length is None else len(header) + length, now, header)
 
@@ -504,7 +505,7 @@ class Incoming(Received):
             self._done(stored.exec_start_ms, stored.exec_time_ms, now)
             return
         assert stored.payload is not None
-        self._respond(stored.payload, stored.exec_start_ms, stored.exec_time_ms, now)
+        self._respond(stored.payload, now, (stored.exec_start_ms, stored.exec_time_ms))
 
     def fail(self, code: int, reason: str, now: float) -> None:
         """Report that the handler failed. Source: MA-66, MA-74, MA-79."""
