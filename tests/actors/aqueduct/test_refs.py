@@ -749,7 +749,7 @@ async def test_lookup_beside_a_typed_entrypoint_and_by_function(
                 with pytest.raises(NoValue):
                     await peer.lookup("broken")
             failures = [record.getMessage() for record in caplog.records if "lookup" in record.getMessage()]
-            assert failures == ["the lookup of broken failed"] * 10
+            assert failures == ["the lookup of broken failed: ChannelConnectionLost: broken"] * 10
             await wait_all_tasks_blocked()
             assert got == [1, 2]
 
