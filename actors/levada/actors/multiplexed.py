@@ -453,11 +453,15 @@ class MultiplexedDriver(Driver[C], Generic[C]):
     def _end(self, stream_id: int, direction: int) -> None:
         """A direction of a stream is over."""
         if stream_id & _UNIDIRECTIONAL:
-            if self.forgets_ended or direction == _RECEIVING:
-                self.forget(stream_id)
-        elif self.forgets_ended and stream_id in self._streams:
-            if self._half.setdefault(stream_id, direction) != direction:
-                self.forget(stream_id)
+            over = self.forgets_ended or direction == _RECEIVING
+        else:
+            over = (
+                self.forgets_ended
+                and stream_id in self._streams
+                and self._half.setdefault(stream_id, direction) != direction
+            )
+        if over:
+            self.forget(stream_id)
 
     def forget(self, stream_id: int) -> bool:
         """A stream is over; return whether it was in use."""
