@@ -30,12 +30,12 @@ __all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure"
 
 LIMITS = {
     "rsocket": (65, 13),
-    "aqueduct": (59, 13),
-    "aqueduct-run": (1621, 13),
-    "aqueduct-sender": (536, 34),
-    "maop": (217, 20),
-    "durable": (107, 18),
-    "spark": (225, 26),
+    "aqueduct": (57, 13),
+    "aqueduct-run": (1617, 13),
+    "aqueduct-sender": (514, 34),
+    "maop": (213, 19),
+    "durable": (109, 18),
+    "spark": (219, 26),
 }
 """Calls and files of a walk, at most."""
 

@@ -43,6 +43,9 @@ _RECEIVING: Final = 2
 class MultiplexedCore(Core[E, Out], StreamsInput[E], Protocol[E, Out]):
     """A core that gets the input of streams."""
 
+    events: list[E]
+    """What `take_events` returns next."""
+
     def is_blocked(self, stream_id: int) -> bool:
         """Return whether a stream must not be read now."""
         ...
@@ -265,9 +268,8 @@ class MultiplexedDriver(Driver[C], Generic[C]):
         if outputs or self._finished:
             carrier.together(partial(self._write, outputs))
         core = self.core
-        events = core.take_events()
-        if events:
-            self.feed(events)
+        if core.events:
+            self.feed(core.take_events())
         deadline = core.next_deadline()
         if deadline is not None and deadline < self._armed and self.end is None:  # as `retime`, by a call less
             self._armed = deadline

@@ -529,8 +529,8 @@ def plan_of(cls: Any) -> Plan:
 
 
 def _flat_row(plan: Plan, value: Any) -> tuple[Any, ...] | None:
-    """Return the row of an instance whose fields all go over as they are; None for others."""
-    if plan.flat and plan.lower_row is not None:
+    """Return the row of an instance whose fields all go over as they are; None for others. The plan is flat."""
+    if plan.lower_row is not None:
         try:
             return plan.lower_row(value, None, 0)
         except Otherwise:
@@ -539,8 +539,8 @@ def _flat_row(plan: Plan, value: Any) -> tuple[Any, ...] | None:
 
 
 def _flat_message(plan: Plan, row: list[Any]) -> Any:
-    """Return the instance of a complete row whose fields all arrive as they are; None for others. Raises what validators raise."""
-    if plan.flat and plan.lift_row is not None and len(row) == len(plan.steps):
+    """Return the instance of a complete row whose fields all arrive as they are; None for others. The plan is flat. Raises what validators raise."""
+    if plan.lift_row is not None and len(row) == len(plan.steps):
         try:
             return plan.lift_row(row, 0)
         except Otherwise:
@@ -562,7 +562,7 @@ def _message(name: str, wanted: tuple[type, ...]) -> Shape:
             plan = plan_of(cls)
         if depth < 1:
             raise Misfit(_TOO_DEEP, ValueError)
-        row = _flat_row(plan, value)
+        row = _flat_row(plan, value) if plan.flat else None
         if row is None:
             lowered = [plan.tag]
             try:
@@ -608,7 +608,7 @@ def _message(name: str, wanted: tuple[type, ...]) -> Shape:
         try:
             if large is not None:
                 return build(plan, large.fields(field.shape for field in plan.fields), large.size - 1, into, depth)
-            made = _flat_message(plan, row)
+            made = _flat_message(plan, row) if plan.flat else None
             return made if made is not None else build(plan, row[1:], len(row) - 1, into, depth)
         except Misfit:
             raise

@@ -19,7 +19,7 @@ import trio
 
 from levada.framework import Ref
 from levada.framework.codec import AttachmentKind
-from levada.framework.embedding import LARGE, Ask, LocalRef, RemoteAsk, RemoteTell, Work, let_others_run
+from levada.framework.embedding import LARGE, Ask, LocalRef, RemoteAsk, RemoteTell, Work, adopt, let_others_run
 from levada.framework.errors import ActorError, ActorStopped, DecodeError, LevadaError
 from levada.framework.text import printable
 from levada.transports.aqueduct import Delivery, ReceiverHalf, SenderHalf
@@ -67,7 +67,7 @@ class Export(OwnHalf, HalfActor):
 
     def begun(self) -> None:
         """Become an actor, and deliver what has arrived."""
-        self.begin()
+        self.is_actor = adopt(self.halves.connection, self)
         self.pump()
 
     def over(self) -> None:

@@ -44,6 +44,7 @@ from levada.framework.embedding import (
     RateLimitedLog,
     TerminalState,
     Tracked,
+    adopt,
     make_core,
 )
 from levada.framework.errors import ChannelCancelled, ChannelError, DecodeError, HandleMoved, LocalProtocolError
@@ -489,8 +490,8 @@ def open_delivery(
         _give_up_halves(own)
         halves.flush_soon()
         raise
-    unused = [half for number, half in enumerate(attachments) if number >= first and number not in used]
-    if unused:
+    if len(used) < len(attachments) - first:
+        unused = [half for number, half in enumerate(attachments) if number >= first and number not in used]
         halves.complain("%s: %d attachments that no field names", halves.peer, len(unused))
         _give_up_halves(unused)
     halves.flush_soon()
@@ -524,11 +525,12 @@ def _give_up_halves(halves: Iterable[Half]) -> None:
 
 
 def _handle(halves: Halves, half: Half, kind: AttachmentKind, item: Any, note: bytes = b"") -> Any:
-    sends, oneshot, expected = isinstance(half, SenderHalf), half.oneshot, _kind(half)
+    sends, expected = isinstance(half, SenderHalf), _kind(half)
     if kind is AttachmentKind.REF and expected is AttachmentKind.SENDER:
         return halves.refs.arrived(half, note)
     if kind != expected:
         raise ValueError(f"it is a {expected.name.lower()}, not a {kind.name.lower()}")
+    oneshot = kind is AttachmentKind.ONESHOT_SENDER or kind is AttachmentKind.ONESHOT_RECEIVER
     window = WINDOW if sends else max(WINDOW, halves.core.config.mailbox)
     channel = make_core(item, 1 if oneshot else window, half.id, opener=halves.context)
     (channel.receiver if sends else channel.sender).away = 1
@@ -555,7 +557,7 @@ class Outbound(HalfActor):
         """Begin; the message with the half has been sent, or opened."""
         gone = self.half.ended
         if not gone:
-            self.begin()
+            self.is_actor = adopt(self.halves.connection, self)
         self.halves.records[self.half] = self
         self.channel.sender.on_terminated(self._ended_here)
         self.channel.consume(self.pump, self.prepare)
@@ -710,7 +712,7 @@ class Inbound(HalfActor):
         half.user_data = (self.halves, self.channel.item_type)
         gone = half.ended
         if not gone:
-            self.begin()
+            self.is_actor = adopt(self.halves.connection, self)
         self.halves.records[half] = self
         self.channel.sender.on_terminated(self._ended_here)
         if gone:

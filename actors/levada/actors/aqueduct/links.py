@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, Final, TypeAlias
 import attrs
 
 from levada.framework import Actor, Lost, Reason
-from levada.framework.embedding import Outcome, TerminalState, adopt, release, signal_exit
+from levada.framework.embedding import Outcome, TerminalState, release, signal_exit
 from levada.framework.errors import LocalProtocolError
 from levada.transports.aqueduct import ReceiverHalf, ReceiverState, SenderHalf, SenderState
 
@@ -149,11 +149,7 @@ class HalfActor(HalfRecord, Actor[Any]):
     """The half here; `None` only before its message has left."""
 
     is_actor: bool = attrs.field(default=False, init=False)
-    """Whether it runs as an actor."""
-
-    def begin(self) -> None:
-        """Become an actor, unless the connection is ending."""
-        self.is_actor = adopt(self.halves.connection, self)
+    """Whether it runs as an actor, which it begins to do unless the connection is ending."""
 
     def retire(self) -> None:
         """End the actor, since the half is gone, for the reason that the core gives."""

@@ -198,7 +198,7 @@ class ReceiverHalf(ChannelHalf):
         """
         self.drop_mailbox(lost=False)
         if not self.ended:
-            self._go(ReceiverInput.CLOSE)
+            self.state = RECEIVER[self.state, ReceiverInput.CLOSE]
             if self.state is not _CLOSE_WAIT:
                 self._close()
         self.core.settle()
@@ -211,7 +211,7 @@ class ReceiverHalf(ChannelHalf):
         if self.control is None or self.control.gate_open:
             self.lose()
         else:
-            self._go(ReceiverInput.CLOSE)
+            self.state = RECEIVER[self.state, ReceiverInput.CLOSE]
             if self.state is not _CLOSE_WAIT:
                 self._close()
 
@@ -350,7 +350,7 @@ class ReceiverHalf(ChannelHalf):
         """Record that the control stream exists. Source: section 8."""
         self.control = control
         before = self.state
-        self._go(ReceiverInput.ATTACHED)
+        self.state = RECEIVER[self.state, ReceiverInput.ATTACHED]
         if before is _CLOSE_WAIT:
             self._close()
         elif self._pending >= self._threshold:
@@ -381,7 +381,7 @@ class ReceiverHalf(ChannelHalf):
         if self.id & ONESHOT and count + self.total > 1:
             raise violation("E-5", f"{count + self.total} messages")
         self._finish = count
-        self._go(ReceiverInput.FINISH_SENDER)
+        self.state = RECEIVER[self.state, ReceiverInput.FINISH_SENDER]
         self.maybe_finish()
 
     def sender_reset(self, code: int) -> None:
@@ -389,7 +389,7 @@ class ReceiverHalf(ChannelHalf):
         if code == ResetCode.LOST:
             self.lose()
             return
-        self._go(ReceiverInput.CANCELLED)
+        self.state = RECEIVER[self.state, ReceiverInput.CANCELLED]
         self.drop_mailbox(lost=True)
         self._close()
 
@@ -432,7 +432,7 @@ class ReceiverHalf(ChannelHalf):
         if self._arrived and self._frontier + len(self._arrived) == self.total:
             self.settle_to(self.total)
         if self._frontier == self.total:
-            self._go(ReceiverInput.COMPLETE)
+            self.state = RECEIVER[self.state, ReceiverInput.COMPLETE]
             self._close()
 
     def settle_to(self, end: int) -> None:
@@ -453,13 +453,13 @@ class ReceiverHalf(ChannelHalf):
         """Lose the half. `told` says whether the peer said so, which makes no difference for a receiver. Source: AQ-48, AQ-56."""
         if self.control is not None:
             self.control.reset(ResetCode.LOST)
-        self._go(ReceiverInput.LOST)
+        self.state = RECEIVER[self.state, ReceiverInput.LOST]
         self.drop_mailbox(lost=True)
         self._gone()
 
     def connection_lost(self) -> None:
         """End with the connection. The mailbox keeps its messages. Source: AQ-19."""
-        self._go(ReceiverInput.CONNECTION_CLOSED)
+        self.state = RECEIVER[self.state, ReceiverInput.CONNECTION_CLOSED]
         self._gone()
 
     def drop_mailbox(self, *, lost: bool) -> None:
@@ -472,9 +472,6 @@ class ReceiverHalf(ChannelHalf):
         self.mailbox = NO_MESSAGES
         if self.stalled:
             self.core.links.later(self._resume)
-
-    def _go(self, what: ReceiverInput) -> None:
-        self.state = RECEIVER[self.state, what]
 
     def _full(self) -> bool:
         """Whether a message has to wait. An empty mailbox always takes one, so no channel can stop another one forever."""

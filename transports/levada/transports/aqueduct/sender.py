@@ -202,7 +202,7 @@ class SenderHalf(ChannelHalf):
         if (self.state, SenderInput.FINISH) not in SENDER:
             raise LocalProtocolError("finish() after cancel()", rule="AQ-41")
         before = self.state
-        self._go(SenderInput.FINISH)
+        self.state = SENDER[self.state, SenderInput.FINISH]
         if before is _OPEN:
             self._finish()
 
@@ -224,7 +224,7 @@ class SenderHalf(ChannelHalf):
         """Record that the control stream exists. Source: section 8."""
         self.control = control
         before = self.state
-        self._go(SenderInput.ATTACHED)
+        self.state = SENDER[self.state, SenderInput.ATTACHED]
         if before is _UNATTACHED:
             if self.sent_unreliable:
                 self.declare()
@@ -240,7 +240,7 @@ class SenderHalf(ChannelHalf):
         if self._code is ResetCode.LOST:
             self.lose()
             return
-        self._go(SenderInput.GATE_OPENED)
+        self.state = SENDER[self.state, SenderInput.GATE_OPENED]
         self.control.reset(ResetCode.CANCELLED)
 
     def declare(self) -> None:
@@ -305,7 +305,7 @@ class SenderHalf(ChannelHalf):
         complete = not (self._records or self._overtaken)
         if self._stream is not None and complete:
             self._stream.finish()
-        self._go(SenderInput.CLOSED_COMPLETE if complete else SenderInput.CLOSED)
+        self.state = SENDER[self.state, SenderInput.CLOSED_COMPLETE if complete else SenderInput.CLOSED]
         self._gone(ResetCode.CANCELLED)
         self.core.links.leave_tombstone(self)
 
@@ -319,7 +319,7 @@ class SenderHalf(ChannelHalf):
             if self.minted_here and not told and (control.fin or control.given_up):
                 self.core.streams.announce(b"\x09" + encode_int(self.id))
             control.reset(ResetCode.LOST)
-        self._go(SenderInput.LOST)
+        self.state = SENDER[self.state, SenderInput.LOST]
         self._reset_streams(ResetCode.LOST)
         self._gone(ResetCode.LOST)
         if self.acked_links:
@@ -332,12 +332,9 @@ class SenderHalf(ChannelHalf):
 
     def connection_lost(self) -> None:
         """End with the connection: no output, and nothing cascades."""
-        self._go(SenderInput.CONNECTION_CLOSED)
+        self.state = SENDER[self.state, SenderInput.CONNECTION_CLOSED]
         self.links = None
         self._gone(ResetCode.LOST)
-
-    def _go(self, what: SenderInput) -> None:
-        self.state = SENDER[self.state, what]
 
     def _open_stream(self) -> AqueductStream:
         stream = self._stream = self.core.streams.open()
@@ -409,7 +406,7 @@ class SenderHalf(ChannelHalf):
         if self.state is not _FINISHING:
             self._reset_streams(code)
         if control is not None and control.gate_open:
-            self._go(SenderInput.CANCEL)
+            self.state = SENDER[self.state, SenderInput.CANCEL]
             control.reset(code)
             return
         if control is not None and self.state is _OPEN:
@@ -417,7 +414,7 @@ class SenderHalf(ChannelHalf):
             if not self._unreliable:  # a number without a datagram: the receiver must nack it, which makes it answer
                 self._count_unreliable(None)
                 self.declare()
-        self._go(SenderInput.CANCEL_SHUT)
+        self.state = SENDER[self.state, SenderInput.CANCEL_SHUT]
 
     def _reset_streams(self, code: ResetCode) -> None:
         if self._stream is not None:
@@ -441,9 +438,11 @@ class SenderHalf(ChannelHalf):
         """Settle messages as processed, which have been sent; False, with no effect, if one of them was settled before."""
         first, records, overtaken = self._first, self._records, self._overtaken or {}
         before = range(start, min(start + count, first))
-        if before and not all(number in overtaken for number in before):
-            return False
-        acked = [overtaken.pop(number) for number in before]
+        acked: list[_Record] = []
+        if before:
+            if not all(number in overtaken for number in before):
+                return False
+            acked = [overtaken.pop(number) for number in before]
         beyond = start + count - first
         if beyond > 0:
             left = max(0, start - first)

@@ -450,7 +450,9 @@ class Pipe:
                     self._receiver_is_over()
             else:
                 self.tell_readable()
-        if link.direct:
+        if link.direct and not end and self._progress is None:  # as `_acked`, without the call
+            self._flying -= size
+        elif link.direct:
             self._acked(size, end)
         else:
             link.post(self._acked, size, end)

@@ -119,10 +119,10 @@ class MaopCore(Side):
                     del self.streams[stream_id]
         else:
             self.receive_early(stream_id, bytes(data), fin, now)
-        if not self._events:
+        if not self.events:
             return []
-        events = self._events[:]  # as `take_events`, by a call less
-        self._events.clear()
+        events = self.events[:]  # as `take_events`, by a call less
+        self.events.clear()
         return events
 
     def stream_reset(self, stream_id: int, code: int, now: float) -> list[Event]:
@@ -306,7 +306,7 @@ class MaopCore(Side):
     def on_fail(self, stream_id: int, code: int, reason: str, now: float) -> None:
         """Process a Fail for an operation of ours, or from a requester that cannot use the Response."""
         if self.unacked.pop(stream_id, None) is not None:
-            self._events.append(ResponseRejected(stream_id, code, reason))
+            self.events.append(ResponseRejected(stream_id, code, reason))
             return
         operation = self._subject(stream_id, now)
         if isinstance(operation, Outgoing):

@@ -62,8 +62,9 @@ class Session(ABC):
         """When stream 0 must be closed."""
         self.closing_code = 0
         self.closing_reason = ""
-        self._events: list[Event] = []
-        self.emit = self._events.append
+        self.events: list[Event] = []
+        """What `take_events` returns next. Read only."""
+        self.emit = self.events.append
         """Queues an event for the owner."""
         self._stopping = -1
         self._reader: Octets[Authentication] | Octets[Result] = (
@@ -106,16 +107,16 @@ class Session(ABC):
 
     def take_events(self) -> list[Event]:
         """Take the events since the last call."""
-        events = self._events
+        events = self.events
         if events:
             events = events.copy()
-            self._events.clear()
+            self.events.clear()
             return events
         return []
 
     def unblock(self, stream_id: int) -> None:
         """Report that a stream may be read again."""
-        self._events.append(StreamUnblocked(stream_id))
+        self.events.append(StreamUnblocked(stream_id))
 
     def handshake_completed(
         self, *, auth_type: str = "Bearer", token: bytes = b"", pairs: dict[str, str] | None = None, now: float
@@ -236,7 +237,7 @@ class Session(ABC):
         early, self._early = self._early, []
         for stream_id, data, fin in early:
             # Each call takes all events, including earlier ones.
-            self._events += (
+            self.events += (
                 self.stream_reset(stream_id, 0, now=self.now)
                 if data is None
                 else self.receive_stream_data(stream_id, data, fin, now=self.now)
