@@ -354,6 +354,13 @@ def define_uncovered() -> None:
             pass
 
 
+def define_promising_everything() -> None:
+    class Bad(Actor[object]):
+        @handles
+        def add(self, m: Add) -> None:
+            pass
+
+
 def define_sync_run() -> None:
     class Bad(Actor[Any]):
         def run(self) -> None:
@@ -405,6 +412,11 @@ def define_bad_behaviour() -> None:
         (
             define_uncovered,
             "Bad promises to handle Get and has no handler for it: mark the method that takes it with @handles",
+        ),
+        (
+            define_promising_everything,
+            "Bad promises to handle object and has no handler for it: name the messages that it takes, as in Actor[A | B], or derive from "
+            "Actor without brackets",
         ),
         (define_sync_run, "Bad.run must be async: it is the actor's own loop"),
         (

@@ -702,6 +702,16 @@ def test_encoding_errors_name_path_and_cause(value: Any, error: type[Exception],
     assert str(caught.value).startswith(text)
 
 
+def test_a_coroutine_that_was_not_awaited_is_named() -> None:
+    async def price() -> float:
+        return 1.0
+
+    coroutine = price()
+    with pytest.raises(TypeError, match=r"^Box\.value: the coroutine .*price cannot travel: await it$"):
+        codec.encode(Box(coroutine))
+    coroutine.close()
+
+
 @pytest.mark.parametrize(
     ("annotation", "value", "place"),
     [

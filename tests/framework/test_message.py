@@ -117,10 +117,14 @@ def test_classes_that_something_else_makes_are_refused_with_what_to_leave_out() 
     class Typed(TypedDict):
         number: int
 
+    class Clerk(Actor):
+        number: int
+
     made: list[tuple[Any, str]] = [
-        (message(type("Twice", (), {})), "leave the second @message out"),
-        (attrs.define(type("Attrs", (), {})), "leave @attrs.define out"),
-        (dataclasses.make_dataclass("Data", ["number"]), "leave @dataclass out"),
+        (Clerk, "leave out the base Actor: an actor is no message$"),
+        (message(type("Twice", (), {})), "leave out the second @message"),
+        (attrs.define(type("Attrs", (), {})), "leave out @attrs.define"),
+        (dataclasses.make_dataclass("Data", ["number"]), "leave out @dataclass"),
         (Colour, "derives from Enum, wanted a plain class"),
         (collections.namedtuple("Pair", ["one", "two"]), "derives from tuple, wanted a plain class"),
         (type("Text", (str,), {}), "derives from str, wanted a plain class"),

@@ -434,6 +434,8 @@ def _anything(*, as_key: bool = False) -> Shape:
             return _ANY_MESSAGE.lower(value, out, depth)
         if kind_of(kind) is not None:
             return out.attach(value)
+        if kind is types.CoroutineType:
+            raise Misfit(f"the coroutine {value.__qualname__} cannot travel: await it")
         raise Misfit(
             f"{kind.__qualname__} cannot travel without an annotation that says {kind.__name__}: "
             "annotate the value, or use a @message class"

@@ -180,8 +180,13 @@ class Actor(Generic[M]):
                         f"{cls.__name__}: {kind!r} is not a class of messages; several are Actor[A | B]"
                     )
                 if isinstance(kind, type) and find_handler(kind, cls._table) is None:
+                    cure = "mark the method that takes it with @handles"
+                    if kind is object:
+                        cure = (
+                            "name the messages that it takes, as in Actor[A | B], or derive from Actor without brackets"
+                        )
                     raise ConfigurationError(
-                        f"{cls.__name__} promises to handle {kind.__name__} and has no handler for it: mark the method that takes it with @handles"
+                        f"{cls.__name__} promises to handle {kind.__name__} and has no handler for it: {cure}"
                     )
 
     def started(self) -> Awaitable[None] | None:

@@ -51,8 +51,8 @@ M_co = TypeVar("M_co", covariant=True)
 R_co = TypeVar("R_co", covariant=True)
 
 _DECORATORS: Final = {
-    "__message_tag__": "the second @message", "__attrs_attrs__": "@attrs.define", "__dataclass_fields__": "@dataclass",
-    "__pydantic_validator__": "BaseModel",
+    "_is_loop": "the base Actor: an actor is no message", "__message_tag__": "the second @message",
+    "__attrs_attrs__": "@attrs.define", "__dataclass_fields__": "@dataclass", "__pydantic_validator__": "BaseModel",
 }  # fmt: skip
 """What shows that a class is made already, and what makes it."""
 _VALUES: Final = frozenset({bool, bytes, dict, enum.Enum, float, frozenset, int, list, set, str, tuple})
@@ -261,7 +261,7 @@ def _check_defaults(cls: type) -> None:
 def _define(cls: type[T], tag: str | None, frozen: bool, local_names: Mapping[str, Any]) -> type[T]:
     for mark, decorator in _DECORATORS.items():
         if mark in cls.__dict__:
-            raise ConfigurationError(f"{cls.__qualname__}: @message makes the whole class, so leave {decorator} out")
+            raise ConfigurationError(f"{cls.__qualname__}: @message makes the whole class, so leave out {decorator}")
     for base in cls.__mro__:
         if base in _VALUES:
             raise ConfigurationError(

@@ -329,6 +329,33 @@ async def test_what_a_handler_leaves_open_ends_the_system_and_harms_nobody_else(
     assert trio.current_time() < 50
 
 
+@pytest.mark.parametrize("asked", [True, False])
+async def test_a_handler_that_forgets_an_await_ends_the_system(asked: bool) -> None:
+    @message
+    class Count(Asks[int]):
+        pass
+
+    class Clerk(Actor[Count]):
+        async def counted(self) -> int:
+            return 1
+
+        @handles
+        async def count(self, m: Count) -> Any:
+            made.append(self.counted())
+            return made[0]
+
+    made: list[Any] = []
+    with pytest.raises(StrictViolation, match=r"Clerk\.count returned the coroutine .*Clerk\.counted: await it$"):
+        async with strict()() as system:
+            clerk = system.spawn(Clerk)
+            if asked:
+                await clerk.ask(Count())
+            else:
+                clerk.tell(Count())
+                await trio.sleep_forever()
+    made[0].close()
+
+
 async def test_scopes_that_are_left_in_time_are_fine(autojump_clock: MockClock) -> None:
     @message
     class Work(Asks[float]):

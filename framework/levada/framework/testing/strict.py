@@ -3,8 +3,8 @@
 A strict system encodes every message when it is sent and when it is handled, to check that it did not change in between.  Handles inside
 (refs, senders, receivers) are counted, not moved.  Messages that the codec cannot encode are not checked, or, with ``codec=True``,
 refused at once.  Of levada's own messages only what they carry for the app is checked.  A strict system also checks that each handler
-closes its cancel scopes and nurseries: successive handlers of one actor may run in different tasks, and the task of this one goes on with
-other actors.
+closes its cancel scopes and nurseries (successive handlers of one actor may run in different tasks, and the task of this one goes on with
+other actors) and returns no coroutine that it has not awaited.
 
 A violation ends the system and comes out of its block, so no supervisor can hide it.  The cells of a strict system replace the handler
 table of their class by a `_StrictTable`, which wraps each handler.
@@ -361,7 +361,11 @@ class _Watched:
         nurseries = current_task().child_nurseries
         count = len(nurseries)
         try:
-            return await coroutine
+            result = await coroutine
+            if type(result) is CoroutineType:
+                system: Any = cell.system
+                system.violation(f"{self._name} returned the coroutine {result.__qualname__}: await it")
+            return result
         finally:
             if _open_scope() is not before:
                 nursery = len(current_task().child_nurseries) > count
@@ -369,12 +373,15 @@ class _Watched:
                 await _close_nurseries(count)
                 _close_scopes(before)
 
+    @property
+    def _name(self) -> str:
+        return getattr(self.plain, "__qualname__", repr(self.plain))
+
     def _report(self, cell: Cell, message: Any, what: str) -> None:
         system: Any = cell.system
-        name = getattr(self.plain, "__qualname__", repr(self.plain))
         kind = type(message).__name__
         system.violation(
-            f"{name} left {what} open when it was done with {kind} in {cell.path}; the next handler may run in another task: use self.enter()"
+            f"{self._name} left {what} open when it was done with {kind} in {cell.path}; the next handler may run in another task: use self.enter()"
         )
 
 
