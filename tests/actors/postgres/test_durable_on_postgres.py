@@ -12,6 +12,7 @@ pytest.importorskip("pyarrow")
 pytest.importorskip("psycopg")
 
 from tests.actors.durable import test_durable, test_durable_replay, test_erasing
+from tests.actors.durable.accounts import Deposit
 from tests.actors.durable.test_durable import (  # noqa: F401
     test_a_command_with_an_id_is_done_once_and_answered_alike,
     test_a_failing_handler_has_recorded_nothing,
@@ -109,3 +110,12 @@ def as_on_disk(server: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     replaced: dict[Any, Callable[..., Any]] = {test_durable: rows_of, test_durable_replay: kinds, test_erasing: octets}
     for module, function in replaced.items():
         monkeypatch.setattr(module, function.__name__, function)
+
+
+async def test_a_start_opens_the_log_once(tmp_path: Any, server: Cluster) -> None:
+    """Also the first one, which makes its tables."""
+    [table] = parse_qs(urlsplit(tmp_path).query)["table"]
+    for opened in 1, 2:
+        async with test_durable.accounts_in(tmp_path) as accounts:
+            await accounts["anna"].ask(Deposit(1))
+        assert server.execute(f"SELECT count(*) FROM {table}_openings") == [(opened,)]

@@ -27,7 +27,7 @@ from levada.framework.ref import DEFAULT_TIMEOUT
 from .access import Access
 from .entity import Durable, handler_of, state_not_kept, state_set_by_handlers
 from .hosting import MAILBOX
-from .opening import AGAIN, Folder, OpenShards, Place, columns_in, database_at, has_streams, open_journal
+from .opening import AGAIN, Folder, OpenShards, Place, database_at, has_streams, open_journal
 from .routing import Follower, Route, ShardRoutes, ToShard, subscribed
 from .rows import ShardLog, load_arrow
 from .settings import EntityLimits, GetShardStatistics, Keep, ShardSettings, ShardStatistics, Terms, require_keep
@@ -171,26 +171,33 @@ class _Start(Asks[tuple[Ref[Any], Sequence[Ref[Any]]]]):
 class _Root(Actor[_Start]):
     """The actor above the shards of a class in this process, and above its journal if that is a folder."""
 
-    settings: ShardSettings
+    cls: type[Durable[Any]]
+    log: ShardLog
+    """With the columns of a new log."""
+    terms: Terms
+    clock: Callable[[], float] | None
     place: Place
-    count: int
 
     @handles
     async def start(self, _: _Start) -> tuple[Ref[Any], Sequence[Ref[Any]]] | None:
         """Start the journal and the shards."""
+        log, terms = self.log, self.terms
         try:
-            journal = await open_journal(self, self.place, self.settings.log.schema, self.count)
+            journal, columns = await open_journal(self, self.place, log.schema, terms.shards)
+            if columns is not log.schema:
+                log = ShardLog([*log.kinds], columns)
+            settings = ShardSettings.of(self.system, self.cls, log, terms, self.clock)
         except (LevadaError, OSError) as error:
             self.reply_later().fail(error)
             self.stop()
             return None
-        patience = self.settings.terms.limits.patience
+        patience = terms.limits.patience
         found = [
             self.spawn(
-                Shard, self.settings, Access(journal, number, has_streams(self.place), patience, takes_values(self.place)),
+                Shard, settings, Access(journal, number, has_streams(self.place), patience, takes_values(self.place)),
                 name=str(number), mailbox=bounded(MAILBOX), supervise=_SHARD_AGAIN,
             )
-            for number in range(self.count)
+            for number in range(terms.shards)
         ]  # fmt: skip
         self.spawn(Finisher, found, name="finisher")
         return journal, found
@@ -396,12 +403,12 @@ async def _start(
 ) -> Shards[M]:
     """Start the shards of a class in this process."""
     place, terms = opening.place, opening.terms
-    columns = await columns_in(system, place, wanted.schema, terms.shards)
-    log = wanted if columns is wanted.schema else ShardLog([*wanted.kinds], columns)
-    settings = ShardSettings.of(system, cls, log, terms, clock)
-    ref = system.spawn(_Root, settings, place, terms.shards, name=name, supervise="escalate")
+    ref = system.spawn(_Root, cls, wanted, terms, clock, place, name=name, supervise="escalate")
     try:
         log_ref, started = await ref.ask(_Start(), timeout=None)
+    except Exception:
+        await ref.terminated()  # its name is free then
+        raise
     except BaseException:
         ref.kill()
         raise

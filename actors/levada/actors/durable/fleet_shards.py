@@ -23,7 +23,7 @@ from levada.framework.errors import ActorError, ActorStopped, ConfigurationError
 from levada.framework.links import NORMAL
 
 from .hosting import GetPlacement
-from .opening import AGAIN, OpenedShards, OpenShards, columns_in, open_journal
+from .opening import AGAIN, OpenedShards, OpenShards, open_journal
 from .placement import Placement, PrepareHosts
 from .rows import load_arrow
 
@@ -68,8 +68,7 @@ class FleetShards(DriverActor[OpenShards | GetPlacement]):
     async def _open_all(self, m: OpenShards) -> None:
         await load_arrow()
         wanted = pa.ipc.read_schema(pa.py_buffer(m.terms.schema))
-        columns = await columns_in(self.system, m.place, wanted, m.terms.shards)
-        self._journal = await open_journal(self, m.place, columns, m.terms.shards)
+        self._journal, columns = await open_journal(self, m.place, wanted, m.terms.shards)
         terms = attrs.evolve(m.terms, schema=columns.serialize().to_pybytes())  # type: ignore[misc]  # a message class is an attrs class
         theirs = self._journal if m.journal is None else m.journal  # a store is opened by each of them
         placement = self.spawn(Placement, nodes_of(self.system), terms, theirs, name="placement", supervise="escalate")

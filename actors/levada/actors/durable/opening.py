@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     from levada.actors.postgres import PostgresStore
 
 __all__ = [
-    "AGAIN", "Folder", "OpenShards", "OpenedShards", "Place", "columns_in", "database_at", "has_streams", "open_journal",
+    "AGAIN", "Folder", "OpenShards", "OpenedShards", "Place", "database_at", "has_streams", "open_journal",
 ]  # fmt: skip
 
 AGAIN: Final = restart("transient", max=1 << 30, within=60.0, initial_backoff=0.05, max_backoff=5.0)
@@ -158,42 +158,31 @@ def has_streams(place: Place) -> bool:
     return place.keeper if isinstance(place, Folder) else isinstance(place, Ref)
 
 
-async def columns_in(system: ActorSystem, place: Place, wanted: pa.Schema, shards: int) -> pa.Schema:
-    """Return the columns of a log: those that it has, then those that its events add.
+async def open_journal(root: Actor[Any], place: Place, wanted: pa.Schema, shards: int) -> tuple[Ref[Any], pa.Schema]:
+    """Open the journal of a log, for as long as `root` lives.
 
     Args:
-        system: the system of this process.
+        root: the actor above the shards.
         place: where it is.
         wanted: the columns of a new log of these events.
         shards: the number of its partitions.
 
-    Raises:
-        ConfigurationError, JournalError, OSError: the log cannot be opened with these.
-    """
-    if isinstance(place, Folder):
-        path = place.path
-        return await until_free(lambda: system.platform.run_in_thread(_prepare, path, wanted, shards), UNLOCKED_WITHIN)
-    if isinstance(place, Ref):
-        return await _columns_of(place, wanted, shards)
-    async with place.open(system, shards) as journal:
-        return await _columns_of(journal, wanted, shards)
-
-
-async def open_journal(root: Actor[Any], place: Place, schema: pa.Schema, shards: int) -> Ref[Any]:
-    """Open the journal of a log, for as long as `root` lives.
+    Returns:
+        The journal, and its columns: those that the log had, then those that its events add.
 
     Raises:
-        LevadaError, OSError: the keeper cannot be started, or the log cannot be opened.
+        LevadaError, OSError: the keeper cannot be started, or the log cannot be opened with these.
     """
-    if isinstance(place, Ref):
-        return place
     if not isinstance(place, Folder):
-        return await root.enter(_opened(root.system, root.ref, place, shards))
-    config = log_config(shards)
+        journal = place if isinstance(place, Ref) else await root.enter(_opened(root.system, root.ref, place, shards))
+        return journal, await _columns_of(journal, wanted, shards)
+    path, config = place.path, log_config(shards)
+    in_thread = root.system.platform.run_in_thread
+    columns = await until_free(lambda: in_thread(_prepare, path, wanted, shards), UNLOCKED_WITHIN)
     if place.keeper:
-        return await root.enter(_kept(root.system, root.ref, place.path, schema, config))
-    factory = partial(Journal, place.path, schema, config=config, reopen_every=REOPEN_EVERY)
-    return root.spawn(factory, name="journal", mailbox=bounded(256), supervise=AGAIN)
+        return await root.enter(_kept(root.system, root.ref, path, columns, config)), columns
+    factory = partial(Journal, path, columns, config=config, reopen_every=REOPEN_EVERY)
+    return root.spawn(factory, name="journal", mailbox=bounded(256), supervise=AGAIN), columns
 
 
 @asynccontextmanager
