@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import logging
 import re
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager, nullcontext, suppress
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
@@ -65,6 +65,7 @@ from levada.actors.journal.value_rows import ValueRows
 from levada.actors.postgres import PostgresStore
 from levada.actors.postgres.addresses import PostgresAddress
 from levada.actors.postgres.errors import DatabaseReadOnly
+from levada.actors.postgres.log import REPORTED_WITHIN
 from levada.actors.postgres.opening import refuse_server
 from levada.actors.postgres.pool import ANSWERED_WITHIN, LAST_PAUSE, READERS
 from levada.actors.postgres.tables import IN_ORDER, LogTables
@@ -983,6 +984,29 @@ async def test_a_question_behind_a_gap_without_an_answer_is_asked_again(
             assert answers == []
     assert answers == [(1, 1)]
     assert server.connections("again") == 0
+
+
+async def test_a_report_that_takes_too_long_gives_its_connection_up(
+    url: str, server: Cluster, mock_clock: MockClock
+) -> None:
+    """What comes later on that connection would be the answer to its question."""
+    async with log_with_a_gap(f"{url}&application_name=report") as log, trio.open_nursery() as nursery:
+        assert isinstance(log, LocalRef)
+        reports: list[Mapping[str, object]] = []
+
+        async def look() -> None:
+            reports.append(await log.system.observe.report(log))
+
+        with gaps_held(url, server):
+            nursery.start_soon(look)
+            await until_held(server, "report", 1)
+            mock_clock.jump(REPORTED_WITHIN)
+            await wait_all_tasks_blocked()
+            assert [(report["rows_appended"], "rows" in report) for report in reports] == [(2, False)]
+        assert await run_behind_the_gap(log) == (1, 1)
+        await look()
+        assert reports[-1]["rows"] == 2
+    assert server.connections("report") == 0
 
 
 async def test_pages_of_rows_are_read_in_the_order_of_an_index(url: str, server: Cluster) -> None:
