@@ -41,6 +41,7 @@ from levada.actors.journal import (
     Append,
     Appended,
     AwaitRows,
+    CopyRows,
     Erased,
     EraseEntity,
     Fenced,
@@ -68,7 +69,7 @@ from levada.actors.postgres.errors import DatabaseReadOnly
 from levada.actors.postgres.log import REPORTED_WITHIN
 from levada.actors.postgres.opening import refuse_server
 from levada.actors.postgres.pool import ANSWERED_WITHIN, LAST_PAUSE, READERS
-from levada.actors.postgres.tables import IN_ORDER, LogTables
+from levada.actors.postgres.tables import IN_ORDER, MOST_COLUMNS, LogTables
 from levada.framework import ActorSystem, Asks, Ref, handles, message
 from levada.framework.embedding import LocalRef
 from levada.framework.errors import ActorStopped, ConfigurationError
@@ -471,6 +472,8 @@ async def test_those_who_wait_for_rows_see_those_of_another_process(url: str) ->
                 found.append((await here.ask(AwaitRows({0: 0, 1: 0}, rows=3))).end)
 
             nursery.start_soon(wait)
+            await wait_all_tasks_blocked()
+            assert (await here.ask(AwaitRows({}, rows=0))).end == {0: 0, 1: 0}  # a look that the other one sees too
             await there.ask(Append(rows_for("a"), partition=1, at=0))
             await there.ask(Append(rows_for("a", "b"), partition=0, at=0))
         assert found == [{0: 2, 1: 1}]
@@ -875,6 +878,30 @@ async def test_an_append_without_a_place_is_refused(url: str) -> None:
         assert await log.ask(Append(rows_for("a"), partition=0, at=3)) == Fenced(0, 0)
         log.tell(Append(rows_for("a"), partition=0, at=0))
         assert (await log.ask(AwaitRows({}))).end == {0: 1, 1: 0}
+
+
+async def test_told_rows_are_written_and_the_log_names_those_that_are_lost(
+    url: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    first = rows_for("a").add_column(0, pa.field("offset", pa.int64(), nullable=False), pa.array([0]))
+    async with log_at(url, 1) as log:
+        log.tell(CopyRows(stream_of(first), 0, 0, 1))
+        assert (await log.ask(AwaitRows({}))).end == {0: 1}
+        log.tell(CopyRows(stream_of(first), 7, 0, 1))
+        log.tell(Append(rows_for("b"), partition=0, at=5))
+        log.tell(Append(rows_for(), partition=0, at=1))  # compares, and has nobody to answer
+        assert await log.ask(Append(rows_for("c"), partition=0, at=1)) == Appended(0, 1, 1)
+    assert [text.partition("lost: ")[2] for text in caplog.messages if "told, not asked" in text] == [
+        f"{store(url).address.shown}: there is no partition 7, there are 0 to 0",
+        "Fenced(partition=0, end=1)",
+    ]
+
+
+def test_a_table_has_no_more_columns_than_postgresql_takes(url: str) -> None:
+    most = pa.schema([("entity", pa.string()), *((f"c{number}", pa.int64()) for number in range(MOST_COLUMNS - 1))])
+    assert len(LogTables.of(store(url).address, most).kinds) == MOST_COLUMNS
+    with pytest.raises(ConfigurationError, match=f"has {MOST_COLUMNS} columns at most, these are {MOST_COLUMNS + 1}"):
+        LogTables.of(store(url).address, most.append(pa.field("last", pa.int64())))
 
 
 @pytest.mark.parametrize("how", ["stop", "kill", "cancel"])

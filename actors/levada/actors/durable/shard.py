@@ -641,8 +641,7 @@ class Shard(DescribedActor[Any]):
                 error = CommandFailed(error.detail, actor=error.actor, reason=error.reason, message=error.message)
                 error.__cause__ = cause
             self.under_way.refuse(turn, error)
-        if self.entities.live.get(live.entity) is live:
-            self.entities.drop(live)
+        self.entities.drop(live)
         if goes_on:
             for each in behind:
                 self._dispatch(each)
