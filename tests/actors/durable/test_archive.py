@@ -50,7 +50,7 @@ async def one_table(accounts: Shards[Any], place: Path) -> dict[int, Kind]:
     return {offset: row for offset, row in (found | {n: hot[n] for n in hot if n >= whole}).items() if row[0]}
 
 
-async def test_shards_archive_what_they_trim(tmp_path: Path, mock_clock: trio.testing.MockClock, world: World) -> None:
+async def test_shards_archive_what_they_trim(tmp_path: Path, world: World) -> None:
     place = tmp_path / "archive"
     async with accounts_in(tmp_path / "log", clock=world, keep=Keep(100.0, place)) as accounts:
         for turn in range(2):

@@ -183,9 +183,7 @@ async def test_a_class_with_other_fields_keeps_the_rows_that_it_needs(
         assert await accounts["bert"].ask(Balance()) == 6
 
 
-async def test_shards_trim_their_log_again_and_again(
-    tmp_path: Path, mock_clock: trio.testing.MockClock, world: World
-) -> None:
+async def test_shards_trim_their_log_again_and_again(tmp_path: Path, world: World) -> None:
     async with accounts_in(tmp_path, clock=world, keep=100.0) as accounts:
         for _ in range(2):
             for _ in range(6):

@@ -34,13 +34,20 @@ class ReminderTimes:
     def __init__(self, shard: Shard) -> None:
         self._shard = shard
         self._attempts: dict[str, int] = {}
+        self._looked_at = 0.0
+        """What the clock showed last."""
 
     def arm(self) -> None:
         """Wake up for the next reminder, or in a while, since the clock may be set."""
-        at = self._shard.reminders.next()
+        reminders, settings = self._shard.reminders, self._shard.settings
+        at = reminders.next()
         if at is not None:
-            settings = self._shard.settings
-            wait = max(0.0, at - settings.clock())
+            now = settings.clock()
+            if now < self._looked_at - LONGEST_WAIT:  # it was set back, and further attempts may be far ahead
+                reminders.forget_attempts()
+                at = reminders.next() or 0.0
+            self._looked_at = now
+            wait = max(0.0, at - now)
             self._shard.wake_in(min(wait, LOOK_EVERY) if settings.clock_jumps else wait)
 
     def remind(self) -> None:

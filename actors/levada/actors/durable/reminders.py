@@ -74,6 +74,11 @@ class Reminders:
             heapify(self._due)
         heappush(self._due, (at, reminder.id, reminder))
 
+    def forget_attempts(self) -> None:
+        """Make the reminders that `retry` has put off due at their own times."""
+        self._due = [(reminder.at, reminder.id, reminder) for _, _, reminder in self._due]
+        heapify(self._due)
+
     def drop(self, reminder: Reminder) -> None:
         """Remove a reminder, unless another one has replaced it."""
         key = (reminder.entity, reminder.key)

@@ -10,6 +10,7 @@ Log and archive are changed by one process at a time: the caller sees to it. A s
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import re
 from collections.abc import Awaitable, Callable, Iterator, Sequence
@@ -276,22 +277,21 @@ class Archive:
         """
         at = start
         end, micros = log.ends[shard], int(older * 1e6)
-        parts, size = list[pa.RecordBatch](), 0
+        parts, size, last = list[pa.RecordBatch](), 0, b""
         for page in log.pages(shard, start, end):
             young = pc.index(pc.less(page.column("time").cast(pa.int64()), micros), pa.scalar(value=False)).as_py()
             old = page if young < 0 else page.slice(0, young)
-            parts.append(old.filter(pc.not_equal(old.column("entity"), "")))
-            size += parts[-1].nbytes
-            at = page.column("offset")[young if young >= 0 else -1].as_py() + (young < 0)
+            if old.num_rows:
+                at, last = old.column("offset")[-1].as_py() + 1, _mark_of(old)
+                parts.append(old.filter(pc.not_equal(old.column("entity"), "")))
+                size += parts[-1].nbytes
             if young >= 0:
                 break
             if size >= FILE_BYTES:
-                self._write(shard, ArchiveFile(start, at), _stored(parts, shard))
+                self._write(shard, ArchiveFile(start, at), _stored(parts, shard, last))
                 start, parts, size = at, [], 0
-        else:
-            at = max(at, end)
         if at > start:
-            self._write(shard, ArchiveFile(start, at), _stored(parts or [_empty(log.columns)], shard))
+            self._write(shard, ArchiveFile(start, at), _stored(parts, shard, last))
         return at
 
     def rows(self, shard: int, start: int, end: int, columns: pa.Schema) -> Iterator[tuple[int, pa.RecordBatch]]:
@@ -352,7 +352,19 @@ class Archive:
         return files
 
     def _require_same(self, log: StillLog, shard: int, files: Sequence[ArchiveFile], *, but: str = "") -> None:
-        """Require that the newest row of the archive which is not of an entity is in the log, if it was not trimmed."""
+        """Require that the log has the last row that there was when the archive ended with it, if it was neither trimmed nor erased.
+
+        It may be a row of the shard's own. If it was erased, or levada 0.2 wrote the file, the newest row in the archive that is not of an entity
+        stands for it.
+        """
+        if files and (last := files[-1].end - 1) >= log.trimmed.get(shard, 0):
+            if last >= log.ends[shard]:
+                raise self._not_same(shard, last)
+            mark = (self._read(shard, files[-1]).schema.metadata or {}).get(_LAST)
+            for row in log.pages(shard, last, last + 1) if mark is not None else ():
+                if mark != _mark_of(row):
+                    raise self._not_same(shard, last)
+                return
         for file in reversed(files):  # all rows of a file may be erased
             table = self._read(shard, file)
             newest = pc.max(table.filter(pc.not_equal(table.column("entity"), but)).column("_offset")).as_py()
@@ -366,11 +378,14 @@ class Archive:
         mine = table.filter(pc.equal(table.column("_offset"), newest)).select(_COMPARED).to_pylist()
         theirs = [row for page in there for row in page.select(_COMPARED).to_pylist()]
         if mine != theirs:
-            raise JournalError(
-                f"row {newest} of shard {shard} is another one in the log, or missing: this is the archive of another log, an older copy of the log "
-                'was put back, or the row was erased without this archive; see the page "Trim and archive a log"',
-                path=self.disk.shown,
-            )
+            raise self._not_same(shard, newest)
+
+    def _not_same(self, shard: int, offset: int) -> JournalError:
+        return JournalError(
+            f"row {offset} of shard {shard} is another one in the log, or missing: this is the archive of another log, an older copy of the log "
+            'was put back, or the row was erased without this archive; see the page "Trim and archive a log"',
+            path=self.disk.shown,
+        )
 
     def _read(self, shard: int, file: ArchiveFile) -> pa.Table:
         data = self.disk.read(f"{_folder(shard)}/{file.name}")
@@ -427,6 +442,8 @@ async def archived_rows(store: Store, m: TrimRows, files: Files, read: Run[Any],
     return [range(run.start, min(run.stop, end)) for run in found if run.start < end]
 
 
+_LAST: Final = b"levada.last"
+"""The key of a file's metadata under which is the mark of its last row, which may be the shard's own."""
 _COMPARED: Final = ["entity", "sequence", "time", "kind"]
 _PLACES: Final = (
     pa.field("_shard", pa.int32(), nullable=False),
@@ -438,16 +455,18 @@ def _folder(shard: int) -> str:
     return f"shard-{shard}"
 
 
-def _empty(columns: pa.Schema) -> pa.RecordBatch:
-    return pa.RecordBatch.from_pylist([], columns.insert(0, pa.field("offset", pa.int64(), nullable=False)))
+def _mark_of(rows: pa.RecordBatch) -> bytes:
+    """Return what tells the last of some rows apart from another one with its offset, without what an entity's erasure has to delete."""
+    [row] = rows.slice(rows.num_rows - 1).select(["sequence", "time", "kind"]).to_pylist()
+    return hashlib.blake2b(repr(tuple(row.values())).encode(), digest_size=8).hexdigest().encode()
 
 
-def _stored(parts: Sequence[pa.RecordBatch], shard: int) -> pa.Table:
-    """Return rows with their offsets as a file has them."""
+def _stored(parts: Sequence[pa.RecordBatch], shard: int, last: bytes) -> pa.Table:
+    """Return rows with their offsets as a file has them, and the mark of the last one, see `_mark_of`."""
     table = pa.Table.from_batches(parts)
     table = table.take(pc.sort_indices(table, sort_keys=[("entity", "ascending"), ("offset", "ascending")]))
     shards = pa.repeat(pa.scalar(shard, pa.int32()), table.num_rows)
-    schema = pa.schema([*_PLACES, *list(table.schema)[1:]])
+    schema = pa.schema([*_PLACES, *list(table.schema)[1:]], metadata={_LAST: last})
     return pa.Table.from_arrays([shards, *table.columns], schema=schema)
 
 
