@@ -30,10 +30,10 @@ __all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure"
 
 LIMITS = {
     "rsocket": (65, 13),
-    "aqueduct": (57, 13),
+    "aqueduct": (56, 13),
     "aqueduct-run": (1617, 13),
-    "aqueduct-sender": (514, 34),
-    "maop": (213, 19),
+    "aqueduct-sender": (500, 34),
+    "maop": (212, 19),
     "durable": (109, 18),
     "spark": (219, 26),
 }

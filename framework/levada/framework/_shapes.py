@@ -17,6 +17,7 @@ from . import _straight
 from ._straight import Otherwise, Straight
 from ._wire import (
     COPIES,
+    EXT_ATTACHMENT,
     EXT_MESSAGE,
     NAMES,
     PIECEMEAL_FROM,
@@ -31,6 +32,7 @@ from ._wire import (
     got,
     is_bulk,
     kind_of,
+    read_attachment,
     unpack,
     wire_key,
 )
@@ -365,9 +367,10 @@ def _handle(name: str, kind: AttachmentKind | None, item: Any) -> Shape:
         return out.attach(value)
 
     def lift(wire: Any, into: In, depth: int) -> Any:
-        if wire_key(wire) not in kinds:
+        attachment = read_attachment(wire[1]) if type(wire) is tuple and wire[0] == EXT_ATTACHMENT else None
+        if attachment is None or attachment[0] not in kinds:
             raise Misfit(f"expected {name}, got {got(wire)}")
-        return into.take(wire, item)
+        return into.take(attachment, item)
 
     return Shape(name, lower, lift, (), kinds)
 
@@ -449,7 +452,9 @@ def _anything(*, as_key: bool = False) -> Shape:
             return items.lift(wire, into, depth)
         if kind is Pairs:
             return pairs.lift(wire, into, depth)
-        return _ANY_MESSAGE.lift(wire, into, depth) if wire_key(wire) == "message" else into.take(wire, Any)
+        if wire_key(wire) == "message":
+            return _ANY_MESSAGE.lift(wire, into, depth)
+        return into.take(read_attachment(wire[1]), Any)
 
     shape = Shape("Any", lower, lift, (), (), PLAIN, _straight.as_is(PLAIN))
     items = _array("list", shape, (list, tuple), list)
@@ -626,9 +631,10 @@ def _message(name: str, wanted: tuple[type, ...]) -> Shape:
         except Misfit as misfit:
             misfit.path = plan.steps[len(values) + 1] + misfit.path
             raise
-        missing = [field.name for field in plan.fields[len(values) :] if not field.has_default]
-        if missing:
-            raise Misfit(f"{size} fields came, {', '.join(missing)} missing and without default")
+        if len(values) < len(plan.fields):
+            missing = [field.name for field in plan.fields[len(values) :] if not field.has_default]
+            if missing:
+                raise Misfit(f"{size} fields came, {', '.join(missing)} missing and without default")
         if plan.by_name:
             return plan.cls(**{field.alias: value for field, value in zip(plan.fields, values, strict=False)})
         return plan.cls(*values)

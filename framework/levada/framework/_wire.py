@@ -402,9 +402,9 @@ class In:
         self.root = ""
         self.seen: set[int] = set()
 
-    def take(self, wire: tuple[int, bytes], item: Any) -> Any:
-        """The handle of an attachment."""
-        kind, number, note = read_attachment(wire[1])
+    def take(self, attachment: tuple[AttachmentKind, int, bytes], item: Any) -> Any:
+        """The handle of an attachment, as `read_attachment` returns it."""
+        kind, number, note = attachment
         self.handles -= 1
         if self.handles < 0:
             raise Misfit(f"more than {MAX_HANDLES} handles")

@@ -267,7 +267,8 @@ class _SendingHalf(_Handle):
         if self._moved is not None:
             raise self._refusal()
         if self._live and self._half.state is OPEN:
-            self._core.check_thread()
+            if get_ident() != self._core.thread:  # saves the call
+                self._core.check_thread()
             self._live = False
             self._core.finish_producer(self if self._waiting else None)
 

@@ -250,7 +250,7 @@ class Codec:
                 refuse_container(data[0], shape)
                 if not has_at_most(data, self.max_items):
                     raise Misfit(_TOO_MANY.format(self.max_items))
-            return shape.lift(unpack(data), into, self.max_depth)
+            return shape.lift((EXT_MESSAGE, data[start:]) if start else unpack(data), into, self.max_depth)
         except Misfit as misfit:
             raise DecodeError(misfit.detail, into.root + misfit.path) from misfit.__cause__
 

@@ -27,12 +27,12 @@ class Numbers:
         """Ranges, which is what costs memory."""
         return len(self._starts)
 
-    def add(self, number: int) -> None:
-        """Put a number in; once more does nothing."""
+    def add(self, number: int) -> bool:
+        """Put a number in; once more does nothing. Return whether it begins a range of its own."""
         starts, ends = self._starts, self._ends
         at = bisect_right(starts, number)
         if at and number < ends[at - 1]:
-            return
+            return False
         joins_left = at > 0 and ends[at - 1] == number
         joins_right = at < len(starts) and starts[at] == number + 1
         if joins_left and joins_right:
@@ -45,6 +45,8 @@ class Numbers:
         else:
             starts.insert(at, number)
             ends.insert(at, number + 1)
+            return True
+        return False
 
     def append(self, start: int, end: int) -> None:
         """Put in all numbers from `start` up to, not including, `end`; all must be above every number that is in. O(1)."""

@@ -115,7 +115,7 @@ class PayloadChannel(ChannelCore):
             self.give(entry)
             self._count()
         else:
-            self.append(entry)
+            self.open_queue().append(entry)
             if self.consumer is not None:
                 self.consumer()
 

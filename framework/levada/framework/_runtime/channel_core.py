@@ -413,7 +413,9 @@ class ChannelCore:
                 if self.prepare is None:  # which is there with a consumer only, and then no task takes
                     self.put(entry)
                 elif (entry := self.prepare(entry)) is not None:  # as put(), without the call
-                    self.append(entry)
+                    if self.queue is _NO_QUEUE:
+                        self.queue = deque()
+                    self.queue.append(entry)
                     if self.consumer is not None:
                         self.consumer()
             else:  # as put(), without the call: 45 ns of 170
@@ -425,12 +427,6 @@ class ChannelCore:
         self.drop_oldest()
         self.put(entry)
         return True
-
-    def append(self, entry: Any) -> None:
-        """Queue a message for a consumer."""
-        if self.queue is _NO_QUEUE:
-            self.queue = deque()
-        self.queue.append(entry)
 
     def open_queue(self) -> deque[Any]:
         """Return the queue for adding messages."""
@@ -451,7 +447,9 @@ class ChannelCore:
                 entry = self.prepare(entry)
                 if entry is None:
                     return
-            self.append(entry)
+            if self.queue is _NO_QUEUE:
+                self.queue = deque()
+            self.queue.append(entry)
             if self.consumer is not None:
                 self.consumer()
 
@@ -583,11 +581,11 @@ class ChannelCore:
         self.rest = None  # others have run
         if self.enveloped and isinstance(entry, Envelope):
             entry.settle(PROCESSED)
-            return self._open(entry)
+            return self._open(entry) if entry.large else entry.open()
         return entry
 
     def _open(self, entry: Envelope) -> Any:
-        if not (entry.large and in_trio_run()):
+        if not in_trio_run():
             return entry.open()
         began = current_time()
         try:

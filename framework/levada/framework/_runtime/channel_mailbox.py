@@ -132,7 +132,7 @@ class MailboxFeed:
                 self._waiting, self._leave_line = True, _nothing
                 spawn_system_task(self._rest, current_time() - began)
                 return False
-        return fits
+        return fits and (core.pending is not None or bool(core.queue))
 
     async def _rest(self, seconds: float) -> None:
         await let_others_run(seconds)

@@ -728,8 +728,7 @@ class AqueductCore:
 
     def _record_gone(self, channel: int) -> None:
         record = self._gone[channel & SPACES]
-        record.add(channel >> 3)
-        if len(record) > self.config.max_ranges:
+        if record.add(channel >> 3) and len(record) > self.config.max_ranges:
             self._excess = LimitExceeded(f"{len(record)} holes in the record of channels", rule="AQ-31")
 
     def _go(self, what: ConnectionInput) -> None:

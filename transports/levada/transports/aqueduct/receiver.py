@@ -150,12 +150,12 @@ class ReceiverHalf(ChannelHalf):
             self.mailbox = NO_MESSAGES
         for half in message.attachments:
             half.known = True
-        if not release:
-            if self.stalled:
-                self.released(0)
-        else:
+        if release:
             size, message._size = message._size, 0
-            self.released(size)
+            self.untaken -= size
+            self.core.held -= size
+        if self.stalled:
+            self.released(0)
         return message
 
     def take_into(self, queue: deque[Any], most: int) -> int:

@@ -327,27 +327,14 @@ class MemoryConnection(trio.abc.AsyncResource):
 
     async def open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> MemoryStream:
         """Open a stream, waiting for credit: see `Connection.open_stream`."""
-        stream = self.try_open_stream(unidirectional=unidirectional, priority=priority)
-        while stream is None:
+        while (stream := self.try_open_stream(unidirectional=unidirectional, priority=priority)) is None:
             await self._opening[unidirectional].park()
-            stream = self._open(unidirectional, priority)
         return stream
 
     def try_open_stream(self, *, unidirectional: bool = False, priority: int = 128) -> MemoryStream | None:
         """Open a stream if there is credit: see `Connection.try_open_stream`."""
         if self.link.counts:
             self.link.count_call()
-        return self._open(unidirectional, priority)
-
-    def stream_credit(self, *, unidirectional: bool) -> int:
-        """Return how many streams may be opened now: see `Connection.stream_credit`."""
-        return self._may_open[unidirectional] if self.error is None else 0
-
-    def credit(self) -> tuple[int, int]:
-        """Return the bytes that this side, and the peer, may send now: see `Connection.credit`."""
-        return (self._flow.credit, self._back.credit) if self.error is None else (0, 0)
-
-    def _open(self, unidirectional: bool, priority: int) -> MemoryStream | None:
         if self.error is not None:
             raise again(self.error)
         if not self._may_open[unidirectional]:
@@ -363,6 +350,14 @@ class MemoryConnection(trio.abc.AsyncResource):
         assert self._peer is not None, "this end has not ended"
         there.appear = partial(self._peer.take_in, stream_id, back, there)
         return stream
+
+    def stream_credit(self, *, unidirectional: bool) -> int:
+        """Return how many streams may be opened now: see `Connection.stream_credit`."""
+        return self._may_open[unidirectional] if self.error is None else 0
+
+    def credit(self) -> tuple[int, int]:
+        """Return the bytes that this side, and the peer, may send now: see `Connection.credit`."""
+        return (self._flow.credit, self._back.credit) if self.error is None else (0, 0)
 
     def take_in(self, stream_id: int, sending: Pipe | None, receiving: Pipe) -> None:
         """Queue a stream that the peer has opened."""
