@@ -894,7 +894,7 @@ def test_drain_in_every_other_state(by_hand: Any) -> None:
     waiting.core.send_request_response(HI, 0.0)
     assert waiting.core.drain(0.0) == [
         StreamFailed(2, 0x202, b"the connection is draining", FailedBy.LOCAL),
-        ConnectionEnded(EndReason.CLOSED, 0, "every stream has ended"),
+        ConnectionEnded(EndReason.CLOSED, 0, "the connection has drained: every stream has ended"),
     ]
     slow = by_hand("server", CoreConfig(drain_timeout=2))
     slow.gives_frame("REQUEST_RESPONSE", 2)

@@ -379,10 +379,14 @@ def test_rs31_open_streams_end_and_then_the_connection(pair: Pair, feed: Feed, s
         SetupAccepted(),
         PayloadReceived(sid, Payload(b"last"), True),
         ConnectionDraining(""),
-        ConnectionEnded(EndReason.CLOSED_BY_PEER, ErrorCode.CONNECTION_CLOSE, "every stream has ended"),
+        ConnectionEnded(
+            EndReason.CLOSED_BY_PEER, ErrorCode.CONNECTION_CLOSE, "the connection has drained: every stream has ended"
+        ),
     ]
     [end] = link.server.connection_lost(0, "", 0.5)
-    assert end == ConnectionEnded(EndReason.CLOSED, ErrorCode.CONNECTION_CLOSE, "every stream has ended")
+    assert end == ConnectionEnded(
+        EndReason.CLOSED, ErrorCode.CONNECTION_CLOSE, "the connection has drained: every stream has ended"
+    )
 
 
 @pytest.mark.rule("RS-31")
@@ -396,10 +400,14 @@ def test_rs31_a_request_that_crosses_connection_close_is_rejected(pair: Pair) ->
     assert link.to_server() == []
     assert link.to_client() == [
         StreamFailed(stream_id, ErrorCode.REJECTED, b"the connection is draining", FailedBy.PEER),
-        ConnectionEnded(EndReason.CLOSED_BY_PEER, ErrorCode.CONNECTION_CLOSE, "every stream has ended"),
+        ConnectionEnded(
+            EndReason.CLOSED_BY_PEER, ErrorCode.CONNECTION_CLOSE, "the connection has drained: every stream has ended"
+        ),
     ]
     [end] = link.server.connection_lost(0, "", 0.5)
-    assert end == ConnectionEnded(EndReason.CLOSED, ErrorCode.CONNECTION_CLOSE, "every stream has ended")
+    assert end == ConnectionEnded(
+        EndReason.CLOSED, ErrorCode.CONNECTION_CLOSE, "the connection has drained: every stream has ended"
+    )
 
 
 @pytest.mark.rule("RS-31")
@@ -422,7 +430,9 @@ def test_rs31_sides_that_drain_at_the_same_time_do_not_wait_for_each_other(pair:
     link = pair()
     assert link.server.drain(0.0) == []
     [end] = link.client.drain(0.0)
-    assert end == ConnectionEnded(EndReason.CLOSED, ErrorCode.CONNECTION_CLOSE, "every stream has ended")
+    assert end == ConnectionEnded(
+        EndReason.CLOSED, ErrorCode.CONNECTION_CLOSE, "the connection has drained: every stream has ended"
+    )
     [end] = link.to_server()
     assert end == ConnectionEnded(EndReason.CLOSED, ErrorCode.CONNECTION_CLOSE, "both sides have ended the connection")
 
@@ -439,7 +449,9 @@ def test_rs31_connection_close_of_a_peer_with_open_streams(pair: Pair, feed: Fee
     assert feed(link.server, request(7)) == []
     link.server.send_payload(sid, Payload(b"last"))
     [end] = link.server.handle_timeout(0.0)
-    assert end == ConnectionEnded(EndReason.CLOSED_BY_PEER, ErrorCode.CONNECTION_CLOSE, "every stream has ended")
+    assert end == ConnectionEnded(
+        EndReason.CLOSED_BY_PEER, ErrorCode.CONNECTION_CLOSE, "the connection has drained: every stream has ended"
+    )
     assert [frame.stream_id for frame in sent(link.server)] == [7, sid]
 
 

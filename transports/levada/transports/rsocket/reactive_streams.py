@@ -48,6 +48,7 @@ from levada.transports.rsocket.streams import Allowance, LiveStream, PendingRequ
 __all__ = ["DEAF", "HELD_BACK", "LIVE", "CoreStatistics", "ReactiveStreamsCore"]
 
 _MAX_TEXT: Final = 65_536  # bytes of an explanation; it has to fit into a frame
+_DRAINED: Final = "the connection has drained: every stream has ended"
 LIVE: Final = (ConnectionState.OPENING, ConnectionState.OPEN, ConnectionState.DRAINING, ConnectionState.CLOSING)
 DEAF: Final = (ConnectionState.ENDED, ConnectionState.SUSPENDED)
 HELD_BACK: Final = (ConnectionState.DECIDING, ConnectionState.HANDED_OVER)
@@ -393,7 +394,7 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
 
     def _lost(self, events: list[Event], reason: str, now: float) -> None:
         if self._state is ConnectionState.CLOSING:
-            self._end(events, EndReason.CLOSED, ErrorCode.CONNECTION_CLOSE, "every stream has ended")
+            self._end(events, EndReason.CLOSED, ErrorCode.CONNECTION_CLOSE, _DRAINED)
         elif self._state not in DEAF and not self._lose_carrier(events, reason, now):
             self._end(events, EndReason.LOST, text=reason or "the peer ended the connection")
 
@@ -433,7 +434,7 @@ class ReactiveStreamsCore(Core[Event, bytes], BytesInput[Event], MessagesInput[E
 
     def _end_if_drained(self, events: list[Event]) -> None:
         if self._state is _DRAINING and not (self._streams or self._in_turn):
-            self._end_drain(events, "every stream has ended")
+            self._end_drain(events, _DRAINED)
 
     @abstractmethod
     def _end_drain(self, events: list[Event], text: str) -> None:
