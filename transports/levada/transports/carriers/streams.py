@@ -189,7 +189,8 @@ class JoinedStream(trio.abc.AsyncResource):
         self._half_close = half_close
         self._straight = straight and os.name == "posix"  # elsewhere a socket is not a file descriptor
         self._queue = bytearray()
-        self._writing = 0  # bytes taken out of the queue and not handed on yet
+        self.unsent = 0
+        """Bytes queued that the kernel does not have yet."""
         self._finished = False
         self._end_sent = False
         self._closed = False
@@ -224,11 +225,6 @@ class JoinedStream(trio.abc.AsyncResource):
         """Set `CarrierInfo.server_name`, which is known only after the TLS handshake."""
         self._info = attrs.evolve(self._info, server_name=server_name)
 
-    @property
-    def unsent(self) -> int:
-        """Bytes queued that the kernel does not have yet."""
-        return len(self._queue) + self._writing
-
     async def send_all(self, data: Octets) -> None:
         """Queue bytes, waiting for room: see `ByteStream.send_all`."""
         self._check_sending()
@@ -244,7 +240,7 @@ class JoinedStream(trio.abc.AsyncResource):
         """Write bytes straight to the kernel if that is faster, otherwise queue them, without waiting: see `ByteStream.send_nowait`."""
         if self._closed or self._finished or self._send_error is not None:
             self._check_sending()
-        if self._straight and data and not self._queue and not self._writing:
+        if self._straight and data and not self.unsent:
             now = self._perf_counter()
             if len(data) > _JOINED or now - self._last_straight >= _JOIN_WITHIN:
                 self._last_straight = now
@@ -265,6 +261,7 @@ class JoinedStream(trio.abc.AsyncResource):
                     data = memoryview(data).cast("B")[count:]
         if data:
             self._queue += data
+            self.unsent += len(data)
             self._start_writer()
 
     def _check_sending(self) -> None:
@@ -308,13 +305,12 @@ class JoinedStream(trio.abc.AsyncResource):
 
     async def _write_queue(self) -> None:
         data, self._queue = self._queue, bytearray()
-        self._writing = len(data)
         low = self._config.high_watermark // 2
         with memoryview(data) as view:
             for at in range(0, len(data), _SLICE):
                 with view[at : at + _SLICE] as part:
                     await self._raw.send_all(part)
-                    self._writing -= len(part)
+                    self.unsent -= len(part)
                     self._handed_on(len(part))
                 if self.unsent <= low:
                     self._room.wake()
@@ -332,7 +328,7 @@ class JoinedStream(trio.abc.AsyncResource):
 
     def _drop_queue(self) -> None:
         self._queue.clear()
-        self._writing = 0
+        self.unsent = 0
         self._room.wake()
         self._progress.unpark_all()
 
