@@ -29,7 +29,7 @@ from levada.framework.platform import PLATFORM, REAL
 __all__ = ["LIMITS", "OPERATIONS", "WALKS", "Counter", "Step", "Walk", "measure", "run"]
 
 LIMITS = {
-    "rsocket": (65, 13),
+    "rsocket": (63, 13),
     "aqueduct": (56, 13),
     "aqueduct-run": (1617, 13),
     "aqueduct-sender": (500, 34),
