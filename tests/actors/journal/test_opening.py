@@ -30,6 +30,7 @@ from levada.actors.journal import (  # noqa: E402
     restore,
 )
 from levada.actors.journal.ends import Ends, PromisedEnds  # noqa: E402
+from levada.actors.journal.ledger import Ledger  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
 from levada.framework.platform import REAL, Platform  # noqa: E402
 
@@ -498,12 +499,23 @@ def test_many_blocks_are_merged_at_an_opening_if_they_are_small(
     assert (segments[0].read_bytes().count(b"LvB1") < blocks) == (files == 2)
 
 
+def commits(directory: Path) -> int:
+    ledger = Ledger.open(REAL, directory / "ledger.sqlite", partitions=CONFIG.partitions)
+    ledger.close()
+    return ledger.commits
+
+
 def test_a_trial_is_no_opening(tmp_path: Path) -> None:
     more = SCHEMA.append(pa.field("m", pa.int64()))
     openings = []
     for wanted in [SCHEMA, SCHEMA, None, more]:
         columns = SCHEMA if wanted is None else wanted
         assert Store.try_to_open(tmp_path, wanted, CONFIG) == columns
+        before = commits(tmp_path)
+        assert (
+            Store.try_to_open(tmp_path, None, CONFIG) == columns
+        )  # those of the first one, also if nothing was ever written
+        assert commits(tmp_path) == before
         with Store.open(tmp_path, wanted, CONFIG) as store:
             openings.append(store.extent().opening)
             with pytest.raises(JournalLocked):

@@ -721,6 +721,35 @@ async def test_rows_between_others_that_were_deleted_by_hand_are_named(
         await annas_balance(url)
 
 
+@pytest.mark.parametrize(
+    ("start", "end", "gone"),
+    [
+        (4, None, (4, 10)),
+        (6, 9, (6, 8)),
+        (3, 9, (3, 8)),
+        (6, 7, (6, 6)),
+        (4, 6, None),
+        (2, 6, None),
+        (7, 11, None),
+        (8, 9, None),
+    ],
+)
+async def test_a_row_that_was_deleted_by_hand_beside_erased_ones_is_named(
+    url: str, server: Cluster, start: int, end: int | None, gone: tuple[int, int] | None
+) -> None:
+    """Of what was erased, only what is between the two offsets counts."""
+    async with log_at(url, 1) as log:
+        await log.ask(Append(rows_for(*"aaeeeebeeeec"), partition=0, at=0))
+        assert await log.ask(EraseEntity("e", partition=0)) == Erased(0, 8)
+        server.execute(f"DELETE FROM {table_of(url)} WHERE _offset = 6")
+        question = ReadRows(0, start, end)
+        if gone is None:
+            assert await log.ask(question) == Rows(0, start, 0, b"")
+        else:
+            with pytest.raises(JournalDamaged, match="1 of the rows {} to {} of shard 0 are gone".format(*gone)):
+                await log.ask(question)
+
+
 async def test_rows_before_the_first_one_are_named(url: str, server: Cluster) -> None:
     """Else who reads a log from its first row would pass them by: such as rows that were put back, or a first row that was noted by hand."""
     table = table_of(url)
