@@ -497,13 +497,14 @@ class Journal(
 
     async def _read(self, function: Callable[[], Any], reply: Reply[Any]) -> None:
         try:
-            while reply.wanted:
-                if not reply.has_room:
-                    await reply.room()  # without a place among the readers: this peer takes its answers slowly
+            while True:
                 async with self._reading:
-                    if reply.wanted and reply.has_room:
+                    if not reply.wanted:
+                        return
+                    if reply.has_room:
                         reply.send(await self.system.platform.run_in_thread(function))
                         return
+                await reply.room()  # without a place among the readers: this peer takes its answers slowly
         except (JournalError, OSError) as error:
             reply.fail(bare(error))
 

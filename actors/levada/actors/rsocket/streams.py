@@ -13,6 +13,7 @@ from __future__ import annotations
 import types
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterable, Callable, Coroutine, Generator
+from functools import partial
 from inspect import isawaitable
 from types import CoroutineType
 from typing import TYPE_CHECKING, Any, cast
@@ -553,10 +554,11 @@ class Answer(_Producing):
         return self._answer_flushing(request)
 
     async def _answer_flushing(self, request: Request) -> None:
+        connection = self.connection
         try:
-            await before_waiting(self._answer(request), self.connection.flush_waiting)
+            await before_waiting(self._answer(request), connection.flush_waiting)
         finally:
-            self.connection.flush_soon()
+            connection.flush_soon() if connection.unbegun else connection.flush()
 
     # One coroutine for everything: each further one would cost 0.3 us per request.
     async def _answer(self, request: Request) -> None:
@@ -623,7 +625,7 @@ class Answer(_Producing):
         try:
             if request.kind is RESPONSE:
                 raise RequestInvalid(NEEDS_STREAM)
-            if await self.send_items(items, lambda item: self.connection.encoding.reply(item, messages=messages)):
+            if await self.send_items(items, partial(self.connection.encoding.reply, messages=messages)):
                 core = self.connection.core
                 core.send_complete(self.stream_id)
                 self.answered = True
