@@ -676,6 +676,15 @@ async def test_newest_rows_that_were_deleted_by_hand_are_named(url: str, server:
     assert await annas_balance(url) == 1
 
 
+def note_as_gone(server: Cluster, table: str, shard: int, first: int, last: int) -> None:
+    """Note that rows are gone, as the page has it: all offsets between two that have no row, and were not erased."""
+    server.execute(
+        f"INSERT INTO {table}_erased SELECT {shard}, each, each + 1 FROM ("
+        f"SELECT generate_series({first}, {last}) EXCEPT SELECT _offset FROM {table} WHERE _shard = {shard} "
+        f'EXCEPT SELECT generate_series(first, "end" - 1) FROM {table}_erased WHERE shard = {shard}) AS gone(each)'
+    )
+
+
 async def test_rows_between_others_that_were_deleted_by_hand_are_named(
     url: str, server: Cluster, tmp_path: Path
 ) -> None:
@@ -713,41 +722,54 @@ async def test_rows_between_others_that_were_deleted_by_hand_are_named(
     server.execute(f"INSERT INTO {table} SELECT * FROM {table}_saved")
     assert await annas_balance(url) == 4
     server.execute(f"DELETE FROM {table} WHERE _offset BETWEEN {first} AND {last}")
-    gone_rows = f"SELECT generate_series({first}, {last}) EXCEPT SELECT _offset FROM {table} WHERE _shard = {shard}"  # as the page has it
-    server.execute(
-        f"INSERT INTO {table}_erased SELECT {shard}, each, each + 1 FROM ({gone_rows}) AS g(each) ON CONFLICT DO NOTHING"
-    )
+    note_as_gone(server, table, shard, first, last)
     with pytest.raises(ReplayFailed, match="it follows event 1: rows are missing"):
         await annas_balance(url)
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "gone"),
+    ("entities", "start", "end", "gone"),
     [
-        (4, None, (4, 10)),
-        (6, 9, (6, 8)),
-        (3, 9, (3, 8)),
-        (6, 7, (6, 6)),
-        (4, 6, None),
-        (2, 6, None),
-        (7, 11, None),
-        (8, 9, None),
+        ("aaeeee-eeeec", 4, None, (4, 10)),
+        ("aaeeee-eeeec", 6, 9, (6, 8)),
+        ("aaeeee-eeeec", 3, 9, (3, 8)),
+        ("aaeeee-eeeec", 6, 7, (6, 6)),
+        ("aaeeeeb-eeeec", 7, 9, (7, 8)),
+        ("aaeeee-eeeec", 4, 6, None),
+        ("aaeeee-eeeec", 2, 6, None),
+        ("aaeeee-eeeec", 7, 11, None),
+        ("aaeeee-eeeec", 8, 9, None),
     ],
 )
 async def test_a_row_that_was_deleted_by_hand_beside_erased_ones_is_named(
-    url: str, server: Cluster, start: int, end: int | None, gone: tuple[int, int] | None
+    url: str, server: Cluster, entities: str, start: int, end: int | None, gone: tuple[int, int] | None
 ) -> None:
     """Of what was erased, only what is between the two offsets counts."""
     async with log_at(url, 1) as log:
-        await log.ask(Append(rows_for(*"aaeeeebeeeec"), partition=0, at=0))
+        await log.ask(Append(rows_for(*entities), partition=0, at=0))
         assert await log.ask(EraseEntity("e", partition=0)) == Erased(0, 8)
-        server.execute(f"DELETE FROM {table_of(url)} WHERE _offset = 6")
+        server.execute(f"DELETE FROM {table_of(url)} WHERE entity = '-'")
         question = ReadRows(0, start, end)
         if gone is None:
             assert await log.ask(question) == Rows(0, start, 0, b"")
         else:
             with pytest.raises(JournalDamaged, match="1 of the rows {} to {} of shard 0 are gone".format(*gone)):
                 await log.ask(question)
+
+
+async def test_what_is_noted_as_gone_beside_erased_rows_hides_none_of_them(url: str, server: Cluster) -> None:
+    """From wherever the log is read, and to wherever."""
+    async with log_at(url, 1) as log:
+        await log.ask(Append(rows_for(*"aaeeee-eeeec"), partition=0, at=0))
+        await log.ask(EraseEntity("e", partition=0))
+        server.execute(f"DELETE FROM {table_of(url)} WHERE entity = '-'")
+        with pytest.raises(JournalDamaged, match="1 of the rows 6 to 8 of shard 0 are gone"):
+            await log.ask(ReadRows(0, 6, 9))
+        note_as_gone(server, table_of(url), 0, 6, 8)
+        for start, end in itertools.combinations(range(13), 2):
+            there = [offset for offset in (0, 1, 11) if start <= offset < end]
+            rows = await log.ask(ReadRows(0, start, end))
+            assert rows.first == (there[0] if there else start)
 
 
 async def test_rows_before_the_first_one_are_named(url: str, server: Cluster) -> None:
