@@ -198,6 +198,8 @@ class ChannelLost(ChannelError):
 class ChannelConnectionLost(ChannelError, ConnectionLost):
     """The connection under a networked channel was lost."""
 
+    loss = "the connection under a channel was lost"
+
 
 @attrs.define(eq=False, slots=False, str=False)
 class HandleMoved(ChannelError):
