@@ -10,7 +10,7 @@ import socket
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -46,12 +46,30 @@ def shipped(spark: SparkSession) -> Any:
     return importlib.import_module("node_app")
 
 
+@pytest.fixture
+def spark_log(spark: SparkSession) -> Iterator[Callable[[], str]]:
+    """Returns what Spark has logged meanwhile."""
+    jvm: Any = spark.sparkContext._jvm
+    log4j = jvm.org.apache.logging.log4j
+    text = jvm.java.io.StringWriter()
+    layout = log4j.core.layout.PatternLayout.newBuilder().withPattern("%c{1}: %m%n").build()
+    appender = log4j.core.appender.WriterAppender.createAppender(layout, None, text, "test", False, True)
+    appender.start()
+    root = log4j.LogManager.getContext(False).getConfiguration().getRootLogger()
+    root.addAppender(appender, None, None)
+    yield text.toString
+    root.removeAppender("test")
+
+
 def command_of_parent(pid: int) -> str:
     _state, parent, *_ = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
     return Path(f"/proc/{parent}/cmdline").read_text()
 
 
-async def test_a_node_runs_where_spark_places_it_and_comes_back_after_a_kill(spark: SparkSession, shipped: Any) -> None:
+async def test_a_node_runs_where_spark_places_it_and_comes_back_after_a_kill(
+    spark: SparkSession, spark_log: Callable[[], str], shipped: Any
+) -> None:
+    """The log has no traceback of Java for a killed node, and one for a user's task that fails."""
     async with ActorSystem("driver") as system:
         async with spark_nodes(system, spark, 1, "node_app:app", settings=SETTINGS) as nodes:
             [first] = nodes.members
@@ -82,6 +100,11 @@ async def test_a_node_runs_where_spark_places_it_and_comes_back_after_a_kill(spa
             third = nodes["n0"]
         assert await gone(third.pid, 20.0)
     assert await trio.to_thread.run_sync(lambda: spark.range(10).count()) == 10
+    assert "\tat org.apache.spark" not in spark_log()
+    with pytest.raises(Exception, match="modulo by zero"):
+        await trio.to_thread.run_sync(lambda: spark.sparkContext.parallelize([0], 1).map(lambda n: 1 // n).collect())
+    assert "Executor: Exception in task" in spark_log()
+    assert "\tat org.apache.spark" in spark_log()
 
 
 @pytest.mark.timeout(400)

@@ -16,6 +16,7 @@ from pyspark import InheritableThread, SparkContext
 from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
 from levada.actors.spark.root_cause import root_cause
+from levada.actors.spark.session import NODE_TASK
 from levada.framework.errors import ConfigurationError
 from levada.framework.text import printable
 
@@ -118,6 +119,7 @@ class SparkJob:
         error: str | None = None
         try:
             self._context.setJobGroup(self._group, self._description)
+            self._context.setLocalProperty(NODE_TASK, "true")
             data = self._context.parallelize([None], 1)
             if self._cores is not None:
                 requests = TaskResourceRequests().cpus(self._cores)

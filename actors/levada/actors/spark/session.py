@@ -21,7 +21,7 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import attrs
 
@@ -54,10 +54,21 @@ done
 exec '{java}' "$@"
 """
 
+NODE_TASK: Final = "mdc.levada.node"
+"""The local property of the jobs of nodes. Spark shows it to log4j when their tasks run."""
+# The last filter: a killed node is no failure of a task. `NodeDown` and a warning say why it ended, without thirty lines of Java.
 _LOG = """\
 rootLogger.level = {level}
 logger.gateway.name = org.apache.spark.api.python.PythonGatewayServer
 logger.gateway.level = {level}
+logger.executor.name = org.apache.spark.executor.Executor
+logger.executor.level = {level}
+logger.executor.filter.nodes.type = ThreadContextMapFilter
+logger.executor.filter.nodes.onMatch = DENY
+logger.executor.filter.nodes.onMismatch = NEUTRAL
+logger.executor.filter.nodes.pair.type = KeyValuePair
+logger.executor.filter.nodes.pair.key = {node}
+logger.executor.filter.nodes.pair.value = true
 rootLogger.appenderRef.stderr.ref = stderr
 appender.stderr.type = Console
 appender.stderr.name = stderr
@@ -309,6 +320,6 @@ def _defaults(master: str, app: str, log_level: str, settings: dict[str, str]) -
     if "log4j" not in options:
         # From a file, because Spark logs before the settings of the session apply.
         log = folder / "log4j2.properties"
-        log.write_text(_LOG.format(level=log_level))
+        log.write_text(_LOG.format(level=log_level, node=NODE_TASK))
         settings["spark.driver.extraJavaOptions"] = f"{options} -Dlog4j2.configurationFile=file:{log}".strip()
     return defaults
