@@ -51,4 +51,5 @@ def test_a_thousand_bridges_have_no_bad_one() -> None:
 def test_two_hundred_worlds_of_each_over_tls_have_no_bad_one(kind: type[Bridges | Desks], certificate: Path) -> None:
     made = kind(certificate)
     faults = FAULTS if kind is Bridges else asks.FAULTS
-    simulate(made.run, seeds=range(1000, 1200), machines=made.machines, faults=faults, limit=900.0)
+    done = simulate(made.run, seeds=range(1000, 1200), machines=made.machines, faults=faults, limit=900.0)
+    assert done.strikes > 400

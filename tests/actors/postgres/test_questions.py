@@ -595,6 +595,8 @@ async def test_the_settings_of_a_role_change_no_names(url: str, server: Cluster)
     try:
         await opened(url)
         await opened(url)
+        async with log_at(url, columns=None) as log:
+            assert pa.ipc.read_schema(pa.py_buffer(await log.ask(GetSchema()))) == log_columns(EVENTS)
     finally:
         server.execute("ALTER ROLE levada RESET quote_all_identifiers")
 
