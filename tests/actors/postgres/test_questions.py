@@ -772,6 +772,8 @@ async def test_what_is_noted_as_gone_beside_erased_rows_hides_none_of_them(url: 
             there = [offset for offset in (0, 1, 11) if start <= offset < end]
             rows = await log.ask(ReadRows(0, start, end))
             assert rows.first == (there[0] if there else start)
+        server.execute(f"INSERT INTO {table_of(url)}_erased VALUES (0, 3, 4)")  # what is noted twice is no row too many
+        assert (await log.ask(ReadRows(0, 2, 6))).count == 0
 
 
 async def test_rows_before_the_first_one_are_named(url: str, server: Cluster) -> None:
