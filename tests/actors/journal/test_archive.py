@@ -112,7 +112,7 @@ def test_what_leaves_the_log_is_in_plain_files(tmp_path: Path) -> None:
         assert set(table.column("_shard").to_pylist()) == {0}
         # Written elsewhere, with other packages, the mark of row 37 must be the same.
         marks = {pyarrow.parquet.read_schema(file).metadata[b"levada.last"] for file in Path(place).glob("*/*")}
-        assert marks == {hashlib.blake2b(b"(37, 37000000, 'test.put')", digest_size=8).hexdigest().encode()}
+        assert marks == {hashlib.blake2b(b"(37, 37000000, '$snapshot')", digest_size=8).hexdigest().encode()}
         assert one_table(store, place) == ALL
         append(store, rows_from(ROWS, 30))
         assert trim(store, place) > 0
