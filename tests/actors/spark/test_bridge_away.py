@@ -17,21 +17,37 @@ from trio.testing import MockClock
 pa = pytest.importorskip("pyarrow")
 pytest.importorskip("levada.actors.spark", exc_type=ImportError)
 
-from levada.actors.journal import GetJournalStatistics, JournalConfig, JournalError, columns_of  # noqa: E402
+from tests.actors.durable.memory_journal import MemoryJournal  # noqa: E402
+
+from levada.actors.journal import (  # noqa: E402
+    Extent,
+    GetExtent,
+    GetJournalStatistics,
+    GetReach,
+    JournalBehind,
+    JournalConfig,
+    JournalError,
+    Reach,
+    ReadRows,
+    Rows,
+    columns_of,
+)
 from levada.actors.spark import BridgeConfig, UnknownName, serve_bridge  # noqa: E402
 from levada.actors.spark.asks import RemoteActor, ask_many  # noqa: E402
 from levada.actors.spark.bridge import OPENING  # noqa: E402
+from levada.actors.spark.bridge_reading import JournalAway, blocks_of  # noqa: E402
 from levada.actors.spark.protocol import (  # noqa: E402
     BridgeUnreachable,
     CommitOffsets,
     Declare,
     DeliverBatch,
     Describe,
+    ReadBlocks,
     StageHead,
     Token,
 )
 from levada.actors.spark.worker import PATIENCE, RemoteMailbox, call, connection  # noqa: E402
-from levada.framework import ActorSystem, message  # noqa: E402
+from levada.framework import ActorSystem, handles, message  # noqa: E402
 from levada.framework.errors import ConnectionLost  # noqa: E402
 
 if TYPE_CHECKING:
@@ -315,3 +331,39 @@ def test_a_bridge_on_another_machine_is_not_waited_for(desk: Desk, virtual_time:
     with pytest.raises(BridgeUnreachable, match="is on another machine"):
         RemoteMailbox(desk.actors.bridge.address.split(",")[0], "lines", str(tmp_path / "away.token")).describe()
     assert virtual_time.now == 0.0
+
+
+class PutBack(MemoryJournal):
+    """A journal that is put back to its first two rows after the first answer, and grows again."""
+
+    opening = "1-first"
+
+    @handles
+    def extent(self, _: GetExtent) -> Extent:
+        found = super().extent(_)
+        return Extent(found.epoch, found.first, found.end, self.opening)
+
+    @handles
+    def reach(self, m: GetReach) -> Reach:
+        assert (m.opening, self.opening) == ("1-first", "1-second")
+        return Reach(False, {0: 2})
+
+    @handles
+    def read(self, m: ReadRows) -> Rows:
+        found = super().read(ReadRows(m.partition, m.start, m.start + 3))
+        self.opening = "1-second"
+        self.rows[0][2:] = [{"number": 100 + number} for number in range(2, 6)]
+        return found
+
+
+async def test_rows_of_an_older_copy_that_was_put_back_while_they_are_read_are_not_taken_for_the_same() -> None:
+    written = [{"number": number} for number in range(6)]
+    async with ActorSystem("reader") as system:
+        journal = JournalAway(system.spawn(PutBack, COLUMNS.schema, [written]))
+        blocks = blocks_of("lines", journal, ReadBlocks(0, 0, 6, "epoch", "1-first"))
+        with pytest.raises(
+            JournalBehind, match=r"rows 0 to 5 were asked for .* and since then it was put back to row 2"
+        ):
+            async for _ in blocks:
+                pass
+        await blocks.aclose()

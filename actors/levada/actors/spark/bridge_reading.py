@@ -84,6 +84,8 @@ async def blocks_of(
         else:
             if start == begun:
                 raise JournalError(f"rows {begun} to {m.end} of partition {m.partition} of {name} are not there")
+    if isinstance(journal, JournalAway):  # its process, or the database, may have got an older copy between two answers
+        await _require_rows(journal, m, await journal.ask(GetExtent()))
 
 
 async def _archived(
