@@ -9,6 +9,7 @@ import re
 import threading
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack, asynccontextmanager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -491,6 +492,21 @@ async def test_a_folder_that_is_open_elsewhere_is_refused(
         async with accounts_in(tmp_path):
             pass
     assert 5.0 <= trio.current_time() - started < 6.0
+
+
+async def test_a_start_that_was_refused_or_cancelled_can_be_tried_again_at_once(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with ActorSystem("test") as system:
+        start = partial(shards, system, Account, events=EVENTS, journal=tmp_path, shards=2)
+        with Store.open(tmp_path, ShardLog([Deposited, Withdrawn]).schema, log_config(2)):
+            with pytest.raises(JournalLocked):
+                await start()
+            with trio.move_on_after(1.0) as scope:
+                await start()
+            assert scope.cancelled_caught
+        accounts = await start()
+        assert await accounts["anna"].ask(Deposit(1)) == 1
 
 
 async def test_a_start_opens_the_log_once(tmp_path: Path) -> None:

@@ -406,11 +406,10 @@ async def _start(
     ref = system.spawn(_Root, cls, wanted, terms, clock, place, name=name, supervise="escalate")
     try:
         log_ref, started = await ref.ask(_Start(), timeout=None)
-    except Exception:
-        await ref.terminated()  # its name is free then
-        raise
     except BaseException:
         ref.kill()
+        with trio.CancelScope(shield=True):
+            await ref.terminated()  # so that its name is free
         raise
     return Shards(cls, ref, started, log_ref, terms.archive)
 
