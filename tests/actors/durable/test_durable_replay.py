@@ -363,6 +363,27 @@ async def test_a_result_of_an_upcaster_that_does_not_fit_fails_its_entity(
     assert CALLS == []
 
 
+@message("test.durable.renamed")
+class Renamed:
+    number: int
+
+
+@pytest.mark.parametrize("event", [added(3), Renamed])
+async def test_what_one_upcaster_returns_for_the_next_needs_no_field_of_the_class(tmp_path: Path, event: Any) -> None:
+    """Nor a class: the kind of the old events may have none any more."""
+    await run(tmp_path, adder(), Added, 1, 2)
+
+    def last(row: Any) -> Any:
+        return event(row["tens"]) if event is Renamed else {"number": row["tens"]}
+
+    cls = adder(
+        event,
+        first=upcasts("test.durable.added", version=1)(staticmethod(lambda row: {"tens": row["number"] * 10})),
+        then=upcasts("test.durable.added", version=2)(staticmethod(last)),
+    )
+    assert await run(tmp_path, cls, event, 3) == [10, 20, 3]
+
+
 async def test_what_an_upcaster_leaves_of_a_row_is_ignored_and_nulls_are_defaults(tmp_path: Path) -> None:
     await run(tmp_path, adder(), Added, 1)
     second = added(
