@@ -61,6 +61,10 @@ class Clock(Durable[Plan | Ring | Seen | Drop]):
         self.remind(m.at, Ring(m.text), key=m.key)
         if m.text == "fail":
             raise ValueError("after remind()")
+        if m.text == "both":
+            self.remind(m.at, Ring("other"), key="other")
+            forgotten = [self.forget_reminder(key) for key in ("neither", "both", "both")]
+            return [str(each) for each in forgotten]
         return self.rung
 
     @handles
@@ -172,6 +176,13 @@ async def test_a_reminder_replaces_another_with_its_key_and_may_be_forgotten(tmp
         assert await clocks["c"].ask(Drop("egg")) is False
         world.jump(100)
         assert await rung(clocks, "coffee")
+
+
+async def test_a_reminder_of_this_command_is_forgotten_by_its_own_key_alone(tmp_path: Path, world: World) -> None:
+    async with clocks_in(tmp_path, world) as clocks:
+        assert await clocks["c"].ask(Plan(1010, "both", key="both")) == ["False", "True", "False"]
+        world.jump(100)
+        assert await rung(clocks, "other")
 
 
 async def test_a_reminder_may_set_the_next_one(tmp_path: Path, world: World) -> None:
