@@ -218,7 +218,8 @@ def test_an_open_journal_is_left_alone(journal: Path, levada: Run) -> None:
     with Store.open(journal, COLUMNS.schema, CONFIG):
         for arguments in (["ls"], ["show"], ["verify"], ["repair"], ["repair", "--yes"]):
             code, text = levada(*arguments, journal)
-            assert (code, "a process has this journal open: stop it first, or copy the journal" in text) == (2, True)
+            wanted = "a process has this journal open: stop it first, or look at a copy made by levada journal backup"
+            assert (code, wanted in text) == (2, True)
     assert levada("verify", journal)[0] == 0
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from typing import Any, assert_type
 
+from levada.actors import aqueduct
 from levada.framework import (
     Actor,
     ActorSystem,
@@ -100,6 +101,13 @@ async def use(system: ActorSystem) -> None:
     done, answer = oneshot(int)
     done.send(1)
     assert_type(await answer, int)
+
+
+async def connected(system: ActorSystem, url: str) -> None:
+    async with aqueduct.connect(system, url, Add) as one, aqueduct.connect(system, url, Add | Get) as several:
+        assert_type(one, aqueduct.Peer[Add])
+        assert_type(several, aqueduct.Peer[Any])
+        await one.send(Get())  # type: ignore[call-overload]
 
 
 async def through(portal: aio.Portal, counter: Ref[Add | Get], only_adds: Ref[Add]) -> None:

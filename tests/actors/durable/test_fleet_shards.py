@@ -146,6 +146,16 @@ async def test_other_arguments_are_refused_by_name_with_both_values(tmp_path: Pa
             await shards(SYSTEMS["n0"], Sum, events=Added, clock=lambda: 1.0, **sums.SETTINGS)
 
 
+async def test_in_the_driver_a_name_that_is_taken_says_how_to_join_the_nodes(tmp_path: Path) -> None:
+    async with fleet(1):
+        driver, node = SYSTEMS["driver"], SYSTEMS["n0"]
+        with pytest.raises(NameTaken, match="/Sum lives already: to join the shards of the nodes, give nodes=nodes; "):
+            await shards(driver, Sum, events=Added, **sums.SETTINGS)
+        await shards(driver, Double, events=Doubled, journal=tmp_path / "own", shards=1)
+        with pytest.raises(NameTaken, match=r"^in the driver, /Double lives already: .*, then with nodes=nodes; "):
+            await shards(node, Double, events=Doubled, journal=tmp_path / "theirs", shards=1)
+
+
 async def test_alone_the_line_joins_too_from_handlers_and_at_the_same_time(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:

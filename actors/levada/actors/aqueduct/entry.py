@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, TypeVar, overload
 
 import attrs
 
@@ -27,6 +27,7 @@ __all__ = ["connect", "connect_over", "serve", "serve_over"]
 T = TypeVar("T")
 
 
+@overload
 def connect(
     system: ActorSystem,
     url: str,
@@ -35,7 +36,26 @@ def connect(
     token: bytes | None = None,
     expose: Expose = (),
     config: PeerConfig | None = None,
-) -> AbstractAsyncContextManager[Peer[T]]:
+) -> AbstractAsyncContextManager[Peer[T]]: ...
+@overload
+def connect(
+    system: ActorSystem,
+    url: str,
+    message_type: Any,
+    *,
+    token: bytes | None = None,
+    expose: Expose = (),
+    config: PeerConfig | None = None,
+) -> AbstractAsyncContextManager[Peer[Any]]: ...
+def connect(
+    system: ActorSystem,
+    url: str,
+    message_type: Any,
+    *,
+    token: bytes | None = None,
+    expose: Expose = (),
+    config: PeerConfig | None = None,
+) -> AbstractAsyncContextManager[Peer[Any]]:
     """Connect to a server; entering the block means that the server has admitted this client (with `PeerConfig.early`, it does not wait).
 
     Leaving the block finishes the entrypoint, lets open channels end for `AqueductConfig.drain_timeout` seconds, then closes; after an exception
@@ -45,8 +65,8 @@ def connect(
         system: an actor system that has been entered.
         url: ``aqueduct://host:port``, over QUIC; or with a carrier, as in ``aqueduct+tls://host:port``: see
             `levada.actors.stream_carriers`.
-        message_type: type of the messages that the server's handler takes: a message class, a union of them (then the variable needs
-            an annotation), or ``object`` for all.
+        message_type: type of the messages that the server's handler takes: a message class, a union of them (then type checkers take every message:
+            annotate ``Peer[A | B]``, or an entry ``Sender[A | B]``), or ``object`` for all.
         token: shows who this client is, to a server with an ``authenticate`` hook. It travels in the header ``authorization``, as a bearer
             token; over a carrier that is not encrypted, anyone on the path can read it.
         expose: names in ``system.registry`` that the server may `Peer.lookup`, or a predicate on names; by default none.

@@ -18,7 +18,7 @@ from levada.actors.journal import LogStore, partition_of
 from levada.actors.journal.places import archive_place, misplaced
 from levada.actors.journal.value_rows import takes_values
 from levada.framework import Actor, ActorSystem, Asks, Ref, bounded, handles
-from levada.framework.errors import ConfigurationError, LevadaError
+from levada.framework.errors import ConfigurationError, LevadaError, NameTaken
 from levada.framework.files import folder_path
 from levada.framework.handlers import flatten
 from levada.framework.message import tag_of
@@ -281,9 +281,14 @@ def _nodes_for(system: ActorSystem, nodes: Nodes | Literal["default"] | None) ->
     """Return the nodes for the entities; by default the fleet's, if this process is a node."""
     if nodes != "default":
         return nodes
+    fleet = _fleet_of(system)
+    return None if fleet is None or fleet.is_driver else fleet
+
+
+def _fleet_of(system: ActorSystem) -> Nodes | None:
     module = sys.modules.get("levada.actors.nodes.nodes")  # if no one has imported it, the system has no fleet
     fleet: Nodes | None = None if module is None else module.fleet_of(system)
-    return None if fleet is None or fleet.is_driver else fleet
+    return fleet
 
 
 async def shards(
@@ -403,7 +408,14 @@ async def _start(
 ) -> Shards[M]:
     """Start the shards of a class in this process."""
     place, terms = opening.place, opening.terms
-    ref = system.spawn(_Root, cls, wanted, terms, clock, place, name=name, supervise="escalate")
+    try:
+        ref = system.spawn(_Root, cls, wanted, terms, clock, place, name=name, supervise="escalate")
+    except NameTaken as error:
+        fleet = _fleet_of(system)
+        if fleet is None or not fleet.is_driver:
+            raise
+        text = f"{error}: to join the shards of the nodes, give nodes=nodes; shards of this process need another name="
+        raise NameTaken(text, actor=error.actor, name=name) from None
     try:
         log_ref, started = await ref.ask(_Start(), timeout=None)
     except BaseException:

@@ -19,7 +19,7 @@ from levada.actors.nodes.driver_actor import DRIVER, DriverActor
 from levada.actors.nodes.nodes import Nodes
 from levada.actors.nodes.orders import spawn_order
 from levada.framework import Ref, Shutdown, handles
-from levada.framework.errors import ActorError, ActorStopped, ConfigurationError, LevadaError, RemoteFailure
+from levada.framework.errors import ActorError, ActorStopped, ConfigurationError, LevadaError, NameTaken, RemoteFailure
 from levada.framework.links import NORMAL
 
 from .hosting import GetPlacement
@@ -92,7 +92,11 @@ async def open_shards(nodes: Nodes, name: str, question: OpenShards) -> tuple[Re
     """Open the shards of a class on the nodes of a fleet, or join them; return the root and the journal. Errors are as for `shards`."""
     order = spawn_order(FleetShards, (), AGAIN, None)
     while True:
-        root = await nodes.join(order, DRIVER, fleet_name(name))
+        try:
+            root = await nodes.join(order, DRIVER, fleet_name(name))
+        except NameTaken as error:
+            text = f"in the driver, {error}: if the driver calls shards, then with nodes=nodes; otherwise give these shards another name="
+            raise NameTaken(text, actor=error.actor, name=name) from error
         try:
             opened: OpenedShards = await root.ask(question, timeout=None)
         except ActorStopped as error:

@@ -269,7 +269,8 @@ def _lock(files: Files, directory: Path, resources: ExitStack) -> None:
         files.lock(lock, shared=True)
     except OSError as error:
         raise JournalLocked(
-            "a process has this journal open: stop it first, or copy the journal", path=str(directory)
+            "a process has this journal open: stop it first, or look at a copy made by levada journal backup",
+            path=str(directory),
         ) from error
 
 
