@@ -15,7 +15,8 @@ from tests.actors.durable.accounts import EVENTS, Account, Balance, Deposit
 from tests.actors.durable.test_durable_handlers import TIMES, Gate, slow_journal
 
 from levada.actors.durable import Durable, applies, shards, shards_of
-from levada.framework import ActorSystem, Asks, handles, message
+from levada.framework import Actor, ActorSystem, Asks, Sender, channel, handles, message
+from levada.framework.errors import ChannelCancelled
 
 
 @message("test.end.pass_on")
@@ -48,6 +49,48 @@ class Chain(Durable[PassOn | Take]):
     @applies
     def was_taken(self, e: Taken) -> None:
         self.taken += 1
+
+
+@message("test.end.follow")
+class Follow(Asks[None]):
+    to: Sender[int]
+
+
+class Board(Actor[Follow]):
+    to: Sender[int] | None = None
+
+    @handles
+    def follow(self, m: Follow) -> None:
+        self.to = m.to
+        m.to.send_nowait(1)
+
+
+class Shown(Durable[Follow]):
+    def started(self) -> None:
+        self.board = self.spawn(Board)
+
+    @handles
+    def follow(self, m: Follow) -> None:
+        self.after_commit(self.board, m)
+
+    @applies
+    def was_taken(self, e: Taken) -> None:
+        pass
+
+
+async def test_an_entity_that_leaves_memory_ends_its_children_and_their_channels(
+    tmp_path: Path, autojump_clock: trio.testing.MockClock
+) -> None:
+    async with ActorSystem("test") as system:
+        shown = await shards(system, Shown, events=Taken, journal=tmp_path, shards=1, idle=60.0)
+        for _ in range(2):  # what it held is gone, and it can be followed again
+            begin = trio.current_time()
+            sender, receiver = channel(int)
+            await shown["h"].ask(Follow(sender))
+            assert await receiver.receive() == 1
+            with pytest.raises(ChannelCancelled, match="the actor that sent has stopped"):
+                await receiver.receive()
+            assert 60.0 <= trio.current_time() - begin <= 90.0
 
 
 @pytest.mark.parametrize("keeper", [False, pytest.param(True, marks=pytest.mark.ci)])
