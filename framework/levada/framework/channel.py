@@ -52,6 +52,7 @@ from .errors import (
     NoValue,
     SenderFinished,
     Undelivered,
+    loss_of,
 )
 
 __all__ = [
@@ -225,7 +226,12 @@ class _Handle:
         """
         if self.in_use:
             state, role = self._given_up
-            self._core.end(state, detail=f"the actor that {role} {how}", cause=cause)
+            reason = (
+                f"the actor that {role} {how}"
+                if cause is None
+                else loss_of(cause) or f"the actor that {role} has failed"
+            )
+            self._core.end(state, detail=f"the actor that {role} {how}", cause=cause, reason=reason)
 
     def _refusal(self) -> ChannelError:
         """Make the error of a handle that was moved, or whose half has ended."""
@@ -299,17 +305,21 @@ class _SendingHalf(_Handle):
             raise Undelivered(what, channel=core.name, count=core.undelivered)
 
     @enable_ki_protection
-    def cancel(self) -> None:
+    def cancel(self, reason: str = "") -> None:
         """Cancel the channel, clones included: queued messages are discarded, the receiver gets `ChannelCancelled`.
 
         Does nothing if repeated or if the channel has ended. A moved handle raises `HandleMoved`.
+
+        Args:
+            reason: why, for the receiver's `ChannelCancelled.reason`. In another process it comes behind the messages that are there, and not
+                at all if the window is full.
         """
         if self._moved is not None:
             raise self._refusal()
         if self._half.state is OPEN:
             self._core.check_thread()
             self._live = False
-            self._core.end(TerminalState.CANCELLED)
+            self._core.end(TerminalState.CANCELLED, reason=reason)
 
     def __enter__(self) -> Self:
         return self
@@ -320,7 +330,7 @@ class _SendingHalf(_Handle):
         if error is None:
             self.finish_nowait()
             return False
-        self.cancel()
+        self.cancel(loss_of(error) or ("the sender has failed" if isinstance(error, Exception) else ""))
         if isinstance(error, BaseExceptionGroup):
             cancelled, rest = error.split(trio.Cancelled)
             if cancelled is not None and rest is not None and self.says_reader_left(rest):
@@ -757,7 +767,7 @@ async def forward(receiver: Receiver[T], sender: Sender[T]) -> TerminalState:
 
     * If the writer finishes, so does `sender`, and this waits until the last reader has taken everything.
     * If the writer cancels or is lost, `sender` is cancelled; the last reader gets the messages that it has already got, then
-      `ChannelCancelled`. In this process that has the reason; Aqueduct does not carry one.
+      `ChannelCancelled` with the reason.
     * If the last reader leaves or is lost, `receiver` is closed. The message that is here then is dropped, and channels in it end as lost.
 
     Args:
@@ -790,7 +800,7 @@ async def forward(receiver: Receiver[T], sender: Sender[T]) -> TerminalState:
                 if receiver.state in (OPEN, TerminalState.FINISHED):
                     raise
                 detail = f"what it forwards has ended: {error}"
-                sender._core.end(TerminalState.CANCELLED, detail=detail, cause=error)
+                sender._core.end(TerminalState.CANCELLED, detail=detail, cause=error, reason=loss_of(error))
                 return receiver.state
         finally:
             forget()

@@ -98,9 +98,9 @@ from ._runtime.remote import act_for
 from ._runtime.tokens import Stop
 from ._runtime.tracing import TracedAsk, TracedTell, make_core
 from .actor import Actor
-from .errors import ActorError, ConfigurationError
+from .errors import ActorError, ConfigurationError, loss_of
 from .events import RateLimitedLog, UntracedMessage
-from .failure_log import FailureLog, loss_of
+from .failure_log import FailureLog
 from .identity import RemotePeer
 from .links import NORMAL, SHUTDOWN, Failed, Reason
 from .observe import FlowWindow

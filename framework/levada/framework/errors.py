@@ -186,6 +186,9 @@ class ChannelCancelled(ChannelError):
 
     loss = "a channel was cancelled"
 
+    reason: str = ""
+    """Why, as the sender's side says it for others; empty if it does not. From another process it is the text of a peer."""
+
 
 @attrs.define(eq=False, slots=False, str=False)
 class ChannelLost(ChannelError):
@@ -307,3 +310,25 @@ class RemoteFailure(ActorError):
 
     def _line(self) -> str:
         return f"{self.kind}: {self.detail}" if self.detail else self.kind
+
+
+def loss_of(error: BaseException) -> str:
+    """Return the loss that ended the code which raised this error, in words for peers; empty if that code itself has failed.
+
+    Of an actor that failed on a message its own error counts, of a group each of its parts. A channel that was cancelled for a reason was
+    lost for that reason.
+
+    Example:
+        >>> loss_of(AskTimeout("/desk did not answer"))
+        'an actor did not answer in time'
+        >>> loss_of(ExceptionGroup("both", [AskTimeout("/desk did not answer"), KeyError("tea")]))
+        ''
+    """
+    if isinstance(error, BaseExceptionGroup):
+        losses = [loss_of(each) for each in error.exceptions]
+        return losses[0] if all(losses) else ""
+    if isinstance(error, ActorStopped) and error.__cause__ is not None:
+        return loss_of(error.__cause__)
+    if isinstance(error, ChannelCancelled) and error.reason:
+        return error.reason
+    return error.loss if isinstance(error, LevadaError) else ""

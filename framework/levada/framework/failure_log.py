@@ -19,11 +19,11 @@ import attrs
 import trio
 
 from ._runtime.remains import drop_frames, without_frames
-from .errors import ActorStopped, LevadaError
+from .errors import loss_of
 from .platform import PLATFORM
 from .text import asyncio_hint, printable, text_of
 
-__all__ = ["FailureLog", "loss_of", "note_asyncio"]
+__all__ = ["FailureLog", "note_asyncio"]
 
 _LOGGED: Final = 10  # of one cause in an interval
 _INTERVAL: Final = 60.0  # seconds
@@ -126,19 +126,6 @@ class FailureLog:
         seen.logged += 1
         more, seen.more = seen.more, 0
         return f" ({more:,} more of this cause since the last such line)" if more else ""
-
-
-def loss_of(error: BaseException) -> str:
-    """Return the loss that ended the code which raised this error, in words; empty if that code itself has failed.
-
-    Of an actor that failed on a message its own error counts, of a group each of its parts.
-    """
-    if isinstance(error, BaseExceptionGroup):
-        losses = [loss_of(each) for each in error.exceptions]
-        return losses[0] if all(losses) else ""
-    if isinstance(error, ActorStopped) and error.__cause__ is not None:
-        return loss_of(error.__cause__)
-    return error.loss if isinstance(error, LevadaError) else ""
 
 
 def _line(error: BaseException) -> str:

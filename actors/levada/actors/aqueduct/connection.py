@@ -44,7 +44,7 @@ from levada.transports.carriers import CarrierInfo
 from .config import PeerConfig
 from .envelopes import ANSWERS_GREETING, TRACE_GREETING, WORK_GREETING
 from .fleet import FleetRefs
-from .halves import CODEC, Arrival, Halves
+from .halves import CODEC, REASONS, Arrival, Halves
 from .name_lookup import EntryOutbound, Expose, Lookup, Lookups, Names
 from .raw import RawMessage
 from .ref_tables import Refs
@@ -108,7 +108,7 @@ class AqueductDriver(AqueductStreams):
         fleet = self.config.fleet
         node = () if fleet is None else (fleet.header,)
         trace = () if self.home.tracing is None else (TRACE_GREETING,)
-        return (CODEC, WORK_GREETING, ANSWERS_GREETING, *trace, *schema, *node, *self.config.headers)
+        return (CODEC, REASONS, WORK_GREETING, ANSWERS_GREETING, *trace, *schema, *node, *self.config.headers)
 
     def figures(self) -> dict[str, object]:
         """Return the counts of channels and messages."""

@@ -26,7 +26,7 @@ from levada.transports.aqueduct import Delivery, ReceiverHalf, SenderHalf
 
 from . import envelopes
 from .answers import Replies, answer_type
-from .halves import ANSWERS_ROOM, give_up, open_delivery, read_unreadable
+from .halves import ANSWERS_ROOM, Unreadable, give_up, open_delivery, read_last
 from .links import HalfActor, OwnHalf
 from .oneshots import Promise
 
@@ -98,8 +98,12 @@ class Export(OwnHalf, HalfActor):
                 try:
                     self._open(delivery)
                 except DecodeError as error:
-                    told = read_unreadable(halves, delivery.payload)
-                    cause = error if told is None else f"the message with the ref was not read: {told.cause}"
+                    told = read_last(halves, delivery.payload)
+                    cause = (
+                        f"the message with the ref was not read: {told.cause}"
+                        if isinstance(told, Unreadable)
+                        else error
+                    )
                     logger.warning("%s: an envelope for %s: %s", halves.peer, self.target.path, printable(str(cause)))
                     delivery.discard()
                     half.close()

@@ -47,7 +47,7 @@ from levada.framework.embedding import (
     adopt,
     make_core,
 )
-from levada.framework.errors import ChannelCancelled, ChannelError, DecodeError, HandleMoved, LocalProtocolError
+from levada.framework.errors import ChannelError, DecodeError, HandleMoved, LocalProtocolError
 from levada.framework.text import printable
 from levada.framework.tracing import Tracing
 from levada.transports import aqueduct
@@ -62,7 +62,7 @@ if TYPE_CHECKING:
     from .referring import Referring
 
 __all__ = [
-    "CODEC", "SENDING", "Arrival", "Halves", "Inbound", "Letter", "Outbound", "Packing", "Unreadable", "give_up",
+    "CODEC", "REASONS", "SENDING", "Arrival", "CancelReason", "Halves", "Inbound", "Letter", "Outbound", "Packing", "Unreadable", "give_up",
 ]  # fmt: skip
 
 logger = logging.getLogger("levada.actors.aqueduct")
@@ -96,8 +96,10 @@ _PLACE = MOST_WAITING // WINDOW
 CODEC: Final = ("levada-codec", b"1")
 """Connection header: the format of this side's messages. It also says that this side understands `Unreadable`. An `Unreadable` from a
 peer without this header is accepted."""
+REASONS: Final = ("levada-reasons", b"1")
+"""Connection header: this side understands `CancelReason`."""
 MAX_CAUSE = 1000
-"""The most characters of the cause in an `Unreadable`."""
+"""The most characters of the cause in an `Unreadable`, and of the reason in a `CancelReason`."""
 MAX_EXPLAINED = 8
 """Senders of one message that get an `Unreadable`: a peer that attaches thousands to nonsense must not get thousands of answers."""
 
@@ -109,8 +111,22 @@ class Unreadable:
     cause: str
     """Why the message could not be read."""
 
+    @property
+    def reason(self) -> str:
+        """Why the sender was cancelled."""
+        return f"the peer could not read the message that the sender was in: {printable(self.cause, MAX_CAUSE)}"
 
-_UNREADABLE = b"\xb1levada.unreadable"
+
+@message("levada.cancelled")
+class CancelReason:
+    """The last message on a sender that was cancelled for a reason. Without one, the stream is reset."""
+
+    reason: str
+
+
+_LAST: Final = (Unreadable, CancelReason)
+_BEGINNINGS: Final = (b"\xb1levada.unreadable", b"\xb0levada.cancelled")
+"""How their tags begin, behind the headers of the ext type and of the array."""
 
 
 def _nothing() -> None:
@@ -369,13 +385,13 @@ class Packing:
             raise ChannelError(text, channel="" if self.channel is None else self.channel.name)
 
 
-def give_up(handles: Iterable[Any]) -> None:
-    """Cancel senders and close receivers that will not be used."""
+def give_up(handles: Iterable[Any], reason: str = "") -> None:
+    """Cancel senders, for a reason or without one, and close receivers that will not be used."""
     for handle in handles:
         if isinstance(handle, Ref):
             continue  # it ends with its last holder
         try:
-            handle.cancel() if isinstance(handle, Sender | OneshotSender) else handle.close()
+            handle.cancel(reason) if isinstance(handle, Sender | OneshotSender) else handle.close()
         except HandleMoved:
             pass  # it is in use elsewhere
 
@@ -383,7 +399,7 @@ def give_up(handles: Iterable[Any]) -> None:
 class Arrival(Delivery, Envelope):
     """A message from the peer, decoded when it is taken. Source: AQ-33, AQ-34.
 
-    The `user_data` of its half are the channels of the connection and the annotation of the messages.
+    The `user_data` of its half are the channels of the connection, the annotation of the messages, and their own channel.
     """
 
     __slots__ = ("context", "handles", "large")
@@ -413,7 +429,7 @@ class Arrival(Delivery, Envelope):
             ChannelCancelled: the peer could not read the message that the sender was in, and says why.
         """
         halves: Halves
-        halves, item_type = self.half.user_data
+        halves, item_type, channel = self.half.user_data
         if halves.tracing is not None:
             self.context = halves.read_stamp(self)
         if item_type is RawMessage:
@@ -426,12 +442,12 @@ class Arrival(Delivery, Envelope):
             else:
                 message, self.handles = open_delivery(halves, self, self.payload, item_type)
         except DecodeError:
-            message = read_unreadable(halves, self.payload)
+            message = read_last(halves, self.payload)
             if message is None:
                 raise
-        if type(message) is Unreadable:
-            cause = printable(message.cause, MAX_CAUSE)
-            raise ChannelCancelled(f"the peer could not read the message that the sender was in: {cause}")
+        if type(message) in _LAST:
+            channel.cancelled(printable(message.reason, MAX_CAUSE + 100))
+            raise channel.receiver.error(channel.name)
         return message
 
     def settle(self, outcome: Outcome) -> None:
@@ -498,11 +514,11 @@ def open_delivery(
     return message, tuple(used.values())
 
 
-def read_unreadable(halves: Halves, payload: bytes) -> Unreadable | None:
-    """Read an `Unreadable` if the bytes begin like one: its tag follows the headers of the ext type and of the array."""
-    if not (payload.startswith(_UNREADABLE, 4) or payload.startswith(_UNREADABLE, 5)):
+def read_last(halves: Halves, payload: bytes) -> Unreadable | CancelReason | None:
+    """Read an `Unreadable` or a `CancelReason` if the bytes begin like one."""
+    if not (payload.startswith(_BEGINNINGS, 4) or payload.startswith(_BEGINNINGS, 5)):
         return None
-    return halves.codec.decode(payload, Unreadable)
+    return halves.codec.decode(payload, Unreadable | CancelReason)
 
 
 def _explain(halves: Halves, attached: Iterable[Half], error: DecodeError) -> None:
@@ -677,11 +693,24 @@ class Outbound(HalfActor):
     def _ended_here(self) -> None:
         """End the half, since the channel was ended by its owner or the peer. The peer confirms a finish."""
         if not self.half.ended:
-            if self.channel.sender.state is TerminalState.FINISHED:
+            if self.channel.sender.state is TerminalState.FINISHED or self._reason_sent():
                 self.half.finish()
             else:
                 self.half.cancel()
             self.halves.flush_soon()
+
+    def _reason_sent(self) -> bool:
+        """Send why the channel was cancelled as its last message, if the peer can read it and has room for it."""
+        reason, half, core = self.channel.sender.reason, self.half, self.halves.core
+        if not reason or half.state not in SENDING or not half.has_room(_ORDERED) or (half.oneshot and half.sent):
+            return False
+        if REASONS not in (core.peer_headers or ()):
+            return False
+        try:
+            half.send(self.halves.codec.encode(CancelReason(printable(reason, MAX_CAUSE))))
+        except (LocalProtocolError, ValueError):  # the settings allow not even this
+            return False
+        return True
 
 
 _SENDER_ENDS: Final = {
@@ -709,7 +738,7 @@ class Inbound(HalfActor):
     def start(self) -> None:
         """Begin; the message with the half has been sent, or opened."""
         half = self.half
-        half.user_data = (self.halves, self.channel.item_type)
+        half.user_data = (self.halves, self.channel.item_type, self.channel)
         gone = half.ended
         if not gone:
             self.is_actor = adopt(self.halves.connection, self)

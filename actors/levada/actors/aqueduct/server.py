@@ -111,9 +111,11 @@ class Calls:
             senders = [handle for handle in arrival.handles if isinstance(handle, Sender | OneshotSender)]
             if any(sender.says_reader_left(error) for sender in senders):
                 logger.debug("%s: the client wants no more from a handler: %s", path, error)
+                reason = ""
             else:
+                reason = self._connection.system.failure_log.for_peer(error)
                 self._connection.log_failure(error, "%s: a handler failed", path, event="handler_failed")
-            give_up(arrival.handles)
+            give_up(arrival.handles, reason)
         except BaseException:
             give_up(arrival.handles)
             raise

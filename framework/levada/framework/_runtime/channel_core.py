@@ -114,7 +114,7 @@ async def let_others_run(seconds: float) -> None:
 class Half:
     """The state of one half, and the callbacks for its end."""
 
-    __slots__ = ("_errors", "away", "cause", "detail", "state", "watcher", "watchers")
+    __slots__ = ("_errors", "away", "cause", "detail", "reason", "state", "watcher", "watchers")
 
     def __init__(self) -> None:
         self._errors: weakref.WeakSet[ChannelError] | None = None
@@ -123,6 +123,8 @@ class Half:
         self.away = 0
         """Handles of this half that are in another system."""
         self.detail = ""
+        self.reason = ""
+        """Why the channel was cancelled, in words for peers."""
         self.cause: BaseException | None = None
         self.watcher: Callable[[], None] | None = None
         """The callback that came first. Mostly it is the only one: a dict for one takes 240 bytes."""
@@ -132,7 +134,11 @@ class Half:
     def error(self, name: str) -> ChannelError:
         """Make the error for the state: a new one each time, since an exception that is raised again collects tracebacks."""
         kind, text = _ERRORS[self.state]
+        if self.reason and not self.detail:
+            text = f"{text}: {self.reason}"
         error = kind(f"channel {name}: {self.detail or text}", channel=name)
+        if isinstance(error, ChannelCancelled):
+            error.reason = self.reason
         error.__cause__ = self.cause
         self._errors = weakref.WeakSet() if self._errors is None else self._errors
         self._errors.add(error)
@@ -645,7 +651,13 @@ class ChannelCore:
                 self._admit()
 
     def end(
-        self, state: TerminalState, *, discard: bool = True, detail: str = "", cause: BaseException | None = None
+        self,
+        state: TerminalState,
+        *,
+        discard: bool = True,
+        detail: str = "",
+        cause: BaseException | None = None,
+        reason: str = "",
     ) -> None:
         """End both halves; a half that has ended never changes.
 
@@ -654,6 +666,7 @@ class ChannelCore:
             discard: whether to drop queued messages. Otherwise the receiver's half ends when the queue is empty.
             detail: replaces the usual text of the errors.
             cause: becomes the ``__cause__`` of the errors.
+            reason: why it was cancelled, in words for peers.
         """
         if self.receiver.state is not OPEN:
             return
@@ -661,6 +674,7 @@ class ChannelCore:
             self._dropped(self.queue.popleft())
         if self.sender.state is OPEN:
             self.sender.state, self.sender.detail, self.sender.cause = state, detail, cause
+            self.sender.reason = reason
             self.limit = 0
             while self.putters:
                 self.putters.popitem(last=False)[0].refuse()
@@ -668,6 +682,7 @@ class ChannelCore:
             self.pending = state
         else:
             self.receiver.state, self.receiver.detail, self.receiver.cause = state, detail, cause
+            self.receiver.reason = reason
             self.consumer = self.prepare = None  # they refer to this channel, and no message comes any more
             if self.taker is not None:
                 self._dismiss_takers()
@@ -678,7 +693,13 @@ class ChannelCore:
     def end_pending(self) -> None:
         """End as `pending` says, once the queue is empty. A consumer calls this when everything is settled."""
         assert self.pending is not None
-        self.end(self.pending, detail=self.sender.detail, cause=self.sender.cause)
+        self.end(self.pending, detail=self.sender.detail, cause=self.sender.cause, reason=self.sender.reason)
+
+    def cancelled(self, reason: str) -> None:
+        """End both halves as CANCELLED, because the last message was not one but the sender's reason; a finish may have come before."""
+        self.end(TerminalState.CANCELLED, reason=reason)
+        if self.receiver.state is TerminalState.FINISHED:
+            self.receiver.state, self.receiver.reason = TerminalState.CANCELLED, reason
 
     def end_soon(self, ending: Callable[..., None], *args: object) -> None:
         """Run ``ending(*args)`` where it is safe, after a handle was collected.

@@ -10,7 +10,7 @@ from typing import Any, Protocol, TypeVar
 from trio import current_time
 from trio.lowlevel import spawn_system_task
 
-from levada.framework.errors import ActorStopped, DecodeError
+from levada.framework.errors import ActorStopped, ChannelCancelled, DecodeError
 from levada.framework.text import printable
 
 from .ask import RemoteTell, content_of
@@ -106,6 +106,9 @@ class MailboxFeed:
                 warn("channel %s: a message cannot be read: %s", core.name, printable(str(error)))
                 core.settle(entry, outcome=PROCESSED)
                 return True
+            except ChannelCancelled:  # it was the sender's reason, which has ended the channel
+                core.settle(entry, outcome=PROCESSED)
+                return False
             except Exception as error:
                 text = "channel %s: a message cannot be put into a mailbox; the receiver is closed"
                 if isinstance(self._ref, Cell):  # outside of a system no peer sends

@@ -22,7 +22,7 @@ import msgpack
 from levada.actors.aqueduct import AqueductConfig, Listener, Peer, PeerConfig, RawMessage, connect
 from levada.actors.aqueduct import serve as serve_aqueduct
 from levada.actors.aqueduct.envelopes import ANSWER, ASK, TELL, read_failure
-from levada.actors.aqueduct.halves import CODEC, Unreadable, give_up
+from levada.actors.aqueduct.halves import CODEC, REASONS, CancelReason, Unreadable, give_up
 from levada.actors.authentication import Authenticate
 from levada.actors.cli.calls import CallFailed, bytes_of, carrier_for, in_time, print_all, print_bytes, token_of
 from levada.actors.cli.terminal import shown
@@ -120,7 +120,7 @@ async def call(args: argparse.Namespace) -> None:
         kind = None
     payload = given if args.tag is None else message_bytes(args.tag, _fields(given), kind)
     # A message with a tag is written by the codec, and so is its answer.
-    config = PeerConfig(carrier=carrier_for(args), headers=() if args.tag is None else (CODEC,))
+    config = PeerConfig(carrier=carrier_for(args), headers=() if args.tag is None else (CODEC, REASONS))
     async with (
         ActorSystem("call") as system,
         in_time(connect(system, args.url, RawMessage, token=token_of(args), config=config), args) as peer,
@@ -192,6 +192,8 @@ def _print(args: argparse.Namespace, message: RawMessage) -> None:
             if isinstance(value, Tagged) and value.tag == tag_of(Unreadable):
                 cause = printable(str(value.fields[0]))
                 raise CallFailed(f"the server could not read the message: {cause}{_hint(cause, args.kind)}")
+            if isinstance(value, Tagged) and value.tag == tag_of(CancelReason):
+                raise CallFailed(f"the server cancelled the channel: {printable(str(value.fields[0]))}")
             print(json.dumps(as_json(value)) if args.json else shown(as_text(value)), flush=True)
             return
     print_bytes(message.payload, as_json=args.json)

@@ -1,0 +1,254 @@
+"""Why a channel was cancelled is told on the other side, in words that are for peers: `ChannelCancelled.reason`."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from typing import Any
+
+import pytest
+import trio
+from trio.testing import wait_all_tasks_blocked
+
+from levada.actors.aqueduct import Peer, PeerConfig, RawMessage, connect, serve
+from levada.framework import (
+    Actor,
+    ActorSystem,
+    OneshotSender,
+    Receiver,
+    Sender,
+    channel,
+    forward,
+    handles,
+    message,
+    oneshot,
+)
+from levada.framework.channel import TerminalState
+from levada.framework.codec import AttachmentKind, Codec
+from levada.framework.errors import AskTimeout, ChannelCancelled
+
+
+@message("tests.reasons.Follow")
+class Follow:
+    how: str
+    to: Sender[int]
+
+
+@message("tests.reasons.Wanted")
+class Wanted:
+    answer: OneshotSender[int]
+
+
+async def follow(m: Follow) -> None:
+    match m.how:
+        case "says why":
+            await m.to.send(1)
+            m.to.cancel("sold out\n" + 2000 * "x")
+        case "says nothing":
+            await m.to.send(1)
+            m.to.cancel()
+        case "loses an actor":
+            raise AskTimeout("/hidden/desk did not answer")
+        case "loses an actor in its block":
+            async with m.to as to:
+                await to.send(1)
+                raise AskTimeout("/hidden/desk did not answer")
+        case "fails":
+            raise ValueError("hidden")
+        case "fails in its block":
+            async with m.to:
+                raise ValueError("hidden")
+
+
+class First:
+    """The sender is the first attachment of its message."""
+
+    def attach(self, handle: Any) -> tuple[AttachmentKind, int]:
+        return AttachmentKind.SENDER, 0
+
+    def rollback(self) -> None:
+        raise AssertionError("nothing is given back")
+
+
+@asynccontextmanager
+async def desk(handler: Any = follow, kind: Any = Follow, **client: Any) -> AsyncIterator[Peer[Any]]:
+    async with (
+        ActorSystem() as system,
+        serve(system, "aqueduct+memory://desk", handler, kind) as listener,
+        connect(system, listener.url, client.pop("item", kind), config=PeerConfig(**client)) as peer,
+    ):
+        yield peer
+
+
+async def end_of(receiver: Receiver[int]) -> ChannelCancelled:
+    """Return the error of a channel, after its messages; it stays."""
+    with pytest.raises(ChannelCancelled) as first:
+        async for _ in receiver:
+            pass
+    with pytest.raises(ChannelCancelled) as second:
+        await receiver.receive()
+    assert (str(second.value), second.value.reason) == (str(first.value), first.value.reason)
+    assert receiver.state is TerminalState.CANCELLED
+    assert "hidden" not in str(first.value)
+    return first.value
+
+
+@pytest.mark.handler_fails
+@pytest.mark.parametrize(
+    ("how", "reason"),
+    [
+        ("says why", r"sold out\\nx{989}…"),  # 1,000 characters
+        ("says nothing", ""),
+        ("loses an actor", r"an actor did not answer in time \[[0-9a-f]{8}\]"),
+        ("loses an actor in its block", "an actor did not answer in time"),
+        ("fails", r"the handler failed \[[0-9a-f]{8}\]"),
+        ("fails in its block", "the sender has failed"),
+    ],
+)
+async def test_the_reader_is_told_why(how: str, reason: str) -> None:
+    async with desk() as peer:
+        sender, numbers = channel(int)
+        await peer.send(Follow(how, sender))
+        error = await end_of(numbers)
+        assert re.fullmatch(reason, error.reason)
+        text = "channel int: the sender cancelled the channel"
+        assert str(error) == (f"{text}: {error.reason}" if reason else text)
+
+
+async def test_the_one_who_waits_for_an_answer_is_told_why() -> None:
+    async def refuse(m: Wanted) -> None:
+        m.answer.cancel("closed today")
+
+    async with desk(refuse, Wanted) as peer:
+        answer, answered = oneshot(int)
+        await peer.send(Wanted(answer))
+        with pytest.raises(ChannelCancelled) as cancelled:
+            await answered
+        assert cancelled.value.reason == "closed today"
+
+
+async def test_in_one_process_too() -> None:
+    sender, numbers = channel(int)
+    sender.send_nowait(1)
+    sender.cancel("sold out")
+    assert (await end_of(numbers)).reason == "sold out"
+
+
+@pytest.mark.handler_fails
+@pytest.mark.parametrize("how", ["fails", "killed"])
+async def test_an_actor_that_ends_with_a_sender(how: str) -> None:
+    """What it raised is no text for peers."""
+
+    class Holder(Actor[Follow]):
+        @handles
+        async def follow(self, m: Follow) -> None:
+            self.to = m.to
+            await m.to.send(1)
+            if how == "fails":
+                raise ValueError("hidden")
+            self.ref.kill()
+
+    async with desk(Holder) as peer:
+        sender, numbers = channel(int)
+        await peer.send(Follow(how, sender))
+        error = await end_of(numbers)
+        words = {"fails": "has failed", "killed": "has stopped (killed)"}
+        assert error.reason == f"the actor that sent {words[how]}"
+
+
+async def test_a_reason_passes_through_fronts() -> None:
+    """Two nodes in a row: the follower is told what the owner said, not that a front has cancelled."""
+    async with desk() as owner:
+
+        def front_of(peer: Peer[Any]) -> Any:
+            async def front(m: Follow) -> None:
+                sender, receiver = channel(int)
+                with receiver:
+                    await peer.send(Follow(m.how, sender))
+                    assert await forward(receiver, m.to) is TerminalState.CANCELLED
+
+            return front
+
+        async with (
+            ActorSystem() as system,
+            serve(system, "aqueduct+memory://first", front_of(owner), Follow) as first,
+            connect(system, first.url, Follow) as one,
+            serve(system, "aqueduct+memory://second", front_of(one), Follow) as second,
+            connect(system, second.url, Follow) as two,
+        ):
+            sender, numbers = channel(int)
+            await two.send(Follow("says why", sender))
+            assert (await end_of(numbers)).reason.startswith(r"sold out\nxxx")
+
+
+async def test_a_front_whose_owner_is_lost_says_so() -> None:
+    async def front(m: Follow) -> None:
+        sender, receiver = channel(int)
+        async with desk(wait) as owner:
+            with receiver:
+                await owner.send(Follow("", sender))
+                await m.to.send(await receiver.receive())
+                owner.abort()
+                assert await forward(receiver, m.to) is TerminalState.CONNECTION_LOST
+
+    async def wait(m: Follow) -> None:
+        await m.to.send(1)
+        await m.to.terminated()
+
+    async with (
+        ActorSystem() as system,
+        serve(system, "aqueduct+memory://front", front, Follow) as listener,
+        connect(system, listener.url, Follow) as peer,
+    ):
+        sender, numbers = channel(int)
+        await peer.send(Follow("", sender))
+        assert (await end_of(numbers)).reason == "the connection under a channel was lost"
+
+
+async def test_a_full_window_has_no_room_for_a_reason() -> None:
+    """A reader that takes nothing holds up no one: the stream is reset."""
+    full = trio.Event()
+
+    async def fill(m: Follow) -> None:
+        with pytest.raises(trio.TooSlowError), trio.fail_after(0.05):
+            while True:
+                await m.to.send(1)
+        m.to.cancel("too slow")
+        full.set()
+
+    async with desk(fill) as peer:
+        sender, numbers = channel(int)
+        await peer.send(Follow("", sender))
+        await full.wait()
+        await wait_all_tasks_blocked()
+        assert (await end_of(numbers)).reason == ""
+
+
+async def test_a_peer_that_does_not_read_reasons_gets_none() -> None:
+    async with desk(item=RawMessage) as peer:
+        sender: Sender[Any]
+        sender, numbers = channel(RawMessage)
+        data = Codec().encode(Follow("says why", sender), Follow, attachments=First())
+        await peer.send(RawMessage(bytes(data), [sender]))
+        with pytest.raises(ChannelCancelled, match=r"the sender cancelled the channel$"):
+            async for _ in numbers:
+                pass
+
+
+async def test_an_actor_that_gets_the_messages_is_told_nothing_of_it(caplog: pytest.LogCaptureFixture) -> None:
+    """The receiver's channel ends as after any cancellation, and nothing is logged."""
+    got: list[int] = []
+
+    class Reader(Actor[int]):
+        @handles
+        def number(self, m: int) -> None:
+            got.append(m)
+
+    async with ActorSystem() as here, desk() as peer:
+        sender, numbers = channel(int)
+        numbers.to_mailbox(here.spawn(Reader))
+        await peer.send(Follow("says why", sender))
+        await wait_all_tasks_blocked()
+        assert got == [1]
+    assert [record for record in caplog.records if record.levelname in ("WARNING", "ERROR")] == []
