@@ -81,6 +81,9 @@ class Desk:
         match m:
             case Get(price, symbol):
                 price.send(Price(symbol, 1.5))
+            case Follow(Price("none"), _, prices):
+                await prices.send("one")
+                prices.cancel("sold out")
             case Follow(first, notes, prices):
                 async with prices:
                     for item in (first, notes, "höre", None, dt.datetime(2026, 1, 2, tzinfo=dt.UTC), {1: m.notes}):
@@ -229,6 +232,12 @@ def test_what_the_server_cannot_read_is_exit_code_1_and_says_why(
     said = [record for record in caplog.records if record.levelno >= logging.WARNING]
     assert [record.getMessage().partition(" cannot be read: ")[2] for record in said] == [cause]
     assert said[0].exc_info is None
+
+
+def test_a_stream_that_is_cancelled_says_why(url: str, call: Call) -> None:
+    none = '[{"message": "tests.call.Price", "fields": ["none", 2.0]}, []]'
+    cancelled = (1, "one\n", "levada: the server cancelled the channel: sold out\n")
+    assert call(url, "--tag", "tests.call.Follow", "--data", none, "--stream") == cancelled
 
 
 def test_a_sender_of_the_wrong_kind_names_the_option(url: str, call: Call) -> None:

@@ -451,6 +451,16 @@ def test_a_start_that_hangs_is_given_up_at_once(tmp_path: Path, options: list[st
         assert server.ends() == (130, "levada: interrupted\n")
 
 
+@pytest.mark.ci
+@pytest.mark.parametrize("options", [[], ["--nodes", "2"]], ids=["one process", "nodes"])
+def test_an_app_without_a_listener_says_that_it_serves(tmp_path: Path, options: list[str]) -> None:
+    (tmp_path / "quiet.py").write_text("async def app(system):\n    yield\n")
+    with serving(tmp_path, "quiet:app", *options) as server:
+        assert server.line() == "SERVING without a listener"
+        server.signal(signal.SIGTERM)
+        assert server.ends()[0] == 0
+
+
 APPS = """
 from levada.framework import Actor
 import contextlib

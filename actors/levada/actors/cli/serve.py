@@ -38,10 +38,12 @@ from .health import serve_health
 from .servers import serve_own_console
 from .signals import RELOAD, Terminal, late_ones_dropped, third_one_exits
 
-__all__ = ["add_parser", "handler", "node_app", "run", "tracing"]
+__all__ = ["WITHOUT", "add_parser", "handler", "node_app", "run", "tracing"]
 
 logger = logging.getLogger("levada.serve")
 
+WITHOUT = "SERVING without a listener"
+"""What an app that yields no listener prints when it is ready."""
 MOST_NODES = 256
 _SOON = 1.0
 """Seconds after the second signal before a server that has not ended says why."""
@@ -55,7 +57,7 @@ def add_parser(subparsers: Subparsers) -> None:
         help="run an app as a process that drains, reloads certificates and tokens, and has a health endpoint",
         description="Import an app and run it in an actor system. An app is an async generator function that takes the system and yields its "
         "listeners, or a function that returns an async context manager. With --url, serve a handler at these URLs instead: an async "
-        "function or an actor class. Prints 'SERVING <url>' for each listener when all are ready.",
+        "function or an actor class. Prints 'SERVING <url>' for each listener when all are ready, or 'SERVING without a listener'.",
         epilog="SIGTERM and Ctrl-C drain: no new clients, and time for open work; a second signal cuts it off; a third ends the process at once. "
         "SIGHUP reads the files of certificates and tokens again; a closed terminal drains, as SIGTERM does. "
         "With --nodes these signals go to all nodes; 'levada nodes restart' restarts "
@@ -350,6 +352,8 @@ class _Run:
                     self._state = "serving"
                     for listener in self._listeners:
                         print(f"SERVING {listener.url}", flush=True)
+                    if not self._listeners:
+                        print(WITHOUT, flush=True)
                     await self._end.wait()
                     self._state = "draining"
 

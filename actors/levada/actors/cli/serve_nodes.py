@@ -32,7 +32,7 @@ from . import report
 from .dashboard import serve_own_dashboard
 from .health import serve_health
 from .reloading import CodeChanges, import_again, project_of, shown
-from .serve import node_app, tracing
+from .serve import WITHOUT, node_app, tracing
 from .servers import own_console, serve_own_console
 from .signals import RELOAD, Terminal
 
@@ -159,6 +159,8 @@ class NodesRun:
                 for url in self._urls:
                     if url not in known:
                         print(f"SERVING {url}", flush=True)
+                if not self._urls and not again:
+                    print(WITHOUT, flush=True)
                 if again:
                     _say("the new code serves")
             await self._over.wait()
