@@ -140,22 +140,24 @@ def test_a_batch_that_is_delivered_again_is_found_as_often_as_ever(mutant: str) 
 @pytest.mark.ci
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize(
-    ("mutant", "program", "failures"),
+    ("mutant", "program", "failures", "most"),
     [
-        ("no_command_memory", "fleets", 1),
-        ("reminders_fire_twice", "fleets", 1),
-        ("moves_twice", "moves", 1),
-        ("asks_anew", "keepers", 3),
-        ("no_fence", "handover", 1),
+        ("no_command_memory", "fleets", 1, 2),
+        ("reminders_fire_twice", "fleets", 1, 2),
+        ("moves_twice", "moves", 1, 2),
+        ("asks_anew", "keepers", 3, 4),
+        ("no_fence", "handover", 1, 2),
     ],
 )
-def test_a_world_that_finds_a_mutant_shrinks_to_few_strikes(mutant: str, program: str, failures: int) -> None:
+def test_a_world_that_finds_a_mutant_shrinks_to_few_strikes(
+    mutant: str, program: str, failures: int, most: int
+) -> None:
     """In some worlds of a lost keeper, four strikes have to meet."""
     ended = worlds(0, 60, mutant, str(failures), "shrink", program=program)
     assert ended.returncode == 1
     _, *found = ended.stdout.split(", strikes=[")
     assert len(found) == failures
-    assert min(strikes.partition("])")[0].count("Strike(") for strikes in found) <= 2
+    assert min(strikes.partition("])")[0].count("Strike(") for strikes in found) <= most
 
 
 def require_found(mutant: str, program: str) -> None:
