@@ -17,6 +17,7 @@ from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+import attrs
 import pytest
 import trio
 from tests.actors.nodes.processes import ROOT, processes_of
@@ -104,6 +105,20 @@ async def serving(folder: Path, marker: str) -> AsyncIterator[Server]:
             assert processes_of(marker) == []
         finally:
             process.kill()
+
+
+@attrs.define
+class Link:
+    """A connection of Aqueduct, on which one question at a time is asked."""
+
+    house: Any = None
+    desk: Any = None
+    connected: trio.Event = attrs.field(factory=trio.Event)
+    answered: trio.Event = attrs.field(factory=trio.Event)
+    """Of the newest question."""
+
+    def __attrs_post_init__(self) -> None:
+        self.answered.set()
 
 
 class Load:
@@ -196,37 +211,44 @@ class Load:
 
     async def aqueduct(self, worker: int) -> None:
         """Questions go to a new connection when the server of the one before has closed its entrypoint: it drains."""
-        refs: list[Any] = []
-        connected = trio.Event()
+        link = Link()
 
         async def hold(task_status: trio.TaskStatus[None]) -> None:
+            nonlocal link
+            mine = link
             try:
                 async with aqueduct.connect(self.system, self.server.urls["aqueduct"], Follow) as peer:
-                    refs[:] = await peer.lookup("House"), await peer.lookup("desk")
-                    connected.set()
+                    mine.house, mine.desk = await peer.lookup("House"), await peer.lookup("desk")
+                    mine.connected.set()
                     await peer.entry.terminated()
+                    link = Link()
                     task_status.started()
-                    await trio.sleep(1)  # for the answers
+                    await mine.answered.wait()
             except (LevadaError, OSError) as error:
                 self.failed("aqueduct connection", error)
+                if link is mine and mine.connected.is_set():
+                    link = Link()
 
         async def keep() -> None:
-            nonlocal connected
             async with trio.open_nursery() as connections:
                 while True:
                     try:
                         await connections.start(hold)
                     except RuntimeError:  # it has ended before
                         await trio.sleep(0.05)
-                    if connected.is_set():
-                        connected = trio.Event()
 
         async def get(path: str) -> int:
-            await connected.wait()
-            _, what, value = path.split("/")
-            answer: int = await (
-                refs[0].ask(Take(int(value)), timeout=60) if what == "take" else refs[1].ask(Pay(value), timeout=60)
-            )
+            while not link.connected.is_set():
+                await link.connected.wait()
+            mine, (_, what, value) = link, path.split("/")
+            mine.answered = trio.Event()
+            try:
+                if what == "take":
+                    answer: int = await mine.house.ask(Take(int(value)), timeout=60)
+                else:
+                    answer = await mine.desk.ask(Pay(value), timeout=60)
+            finally:
+                mine.answered.set()
             return answer
 
         async with trio.open_nursery() as nursery:
