@@ -641,7 +641,8 @@ class Shard(DescribedActor[Any]):
                 error = CommandFailed(error.detail, actor=error.actor, reason=error.reason, message=error.message)
                 error.__cause__ = cause
             self.under_way.refuse(turn, error)
-        self.entities.drop(live)
+        if self.entities.live.get(live.entity) is live:  # otherwise `_dispatch` has found it ended
+            self.entities.drop(live)
         if goes_on:
             for each in behind:
                 self._dispatch(each)
