@@ -205,7 +205,8 @@ async def test_what_cannot_be_opened_is_an_error_of_the_caller_and_the_name_is_f
             with pytest.raises(Exception, match="file"):
                 await shards(system, Sum, events=Added, journal=tmp_path / "file", **more)
         async with ActorSystem("alone") as alone:
-            await shards(alone, Double, events=Doubled, name="Sum", **sums.SETTINGS)
+            holds = await shards(alone, Double, events=Doubled, name="Sum", **sums.SETTINGS)
+            await holds["held"].ask(Add(1))  # an answer: its journal is open
             with pytest.raises(JournalLocked):
                 await shards(SYSTEMS["n0"], Sum, events=Added, **sums.SETTINGS)
         with pytest.raises(ConfigurationError, match="give it as shards="):
