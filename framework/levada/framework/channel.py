@@ -41,9 +41,11 @@ from trio.lowlevel import Abort, checkpoint, current_task, enable_ki_protection,
 
 from ._runtime.channel_core import ENDED, OPEN, ChannelCore, Mode, Outcome, Receipt, TerminalState, handles_in
 from ._runtime.channel_mailbox import Destination, MailboxFeed
+from ._runtime.reasons import describe_end, reason_of_block, reason_of_end
 from ._runtime.tracing import make_core
 from .annotations import is_value
 from .errors import (
+    ChannelCancelled,
     ChannelError,
     ConfigurationError,
     EndOfChannel,
@@ -54,6 +56,7 @@ from .errors import (
     Undelivered,
     loss_of,
 )
+from .links import Failed, Reason
 
 __all__ = [
     "Destination", "Mode", "OneshotReceiver", "OneshotSender", "Outcome", "Receipt", "Receiver", "Sender",
@@ -217,21 +220,13 @@ class _Handle:
         """Whether the handle is not moved, finished, closed or bound to a mailbox, and its half is open."""
         return self._live and self._half.state is OPEN
 
-    def disown(self, how: str, cause: BaseException | None) -> None:
-        """End the channel because the actor that held this handle has ended, unless the handle was moved or finished.
-
-        Args:
-            how: how the actor ended, for the other side's error.
-            cause: the error it failed with.
-        """
+    def disown(self, reason: Reason) -> None:
+        """End the channel because the actor that held this handle has ended, unless the handle was moved or finished."""
         if self.in_use:
             state, role = self._given_up
-            reason = (
-                f"the actor that {role} {how}"
-                if cause is None
-                else loss_of(cause) or f"the actor that {role} has failed"
-            )
-            self._core.end(state, detail=f"the actor that {role} {how}", cause=cause, reason=reason)
+            cause = reason.error if isinstance(reason, Failed) else None
+            detail = f"the actor that {role} {describe_end(reason)}"
+            self._core.end(state, detail=detail, cause=cause, reason=reason_of_end(reason))
 
     def _refusal(self) -> ChannelError:
         """Make the error of a handle that was moved, or whose half has ended."""
@@ -330,7 +325,7 @@ class _SendingHalf(_Handle):
         if error is None:
             self.finish_nowait()
             return False
-        self.cancel(loss_of(error) or ("the sender has failed" if isinstance(error, Exception) else ""))
+        self.cancel(reason_of_block(error))
         if isinstance(error, BaseExceptionGroup):
             cancelled, rest = error.split(trio.Cancelled)
             if cancelled is not None and rest is not None and self.says_reader_left(rest):
@@ -489,7 +484,8 @@ class Sender(_SendingHalf, Generic[T_contra]):
 
     def __del__(self, is_finalizing: Callable[[], bool] = sys.is_finalizing) -> None:
         if self._live and self._half.state is OPEN and not is_finalizing():
-            self._forgotten("it is cancelled now; finish() or cancel() it", self._core.end, TerminalState.CANCELLED)
+            ending = partial(self._core.end, TerminalState.CANCELLED, reason="it was forgotten")
+            self._forgotten("it is cancelled now; finish() or cancel() it", ending)
 
 
 class OneshotSender(_SendingHalf, Generic[T_contra]):
@@ -767,7 +763,7 @@ async def forward(receiver: Receiver[T], sender: Sender[T]) -> TerminalState:
 
     * If the writer finishes, so does `sender`, and this waits until the last reader has taken everything.
     * If the writer cancels or is lost, `sender` is cancelled; the last reader gets the messages that it has already got, then
-      `ChannelCancelled` with the reason.
+      `ChannelCancelled` with the writer's reason, or what was lost.
     * If the last reader leaves or is lost, `receiver` is closed. The message that is here then is dropped, and channels in it end as lost.
 
     Args:
@@ -784,7 +780,7 @@ async def forward(receiver: Receiver[T], sender: Sender[T]) -> TerminalState:
     Cancellation:
         both channels are ended, as in a block of each.
     """
-    with receiver, trio.CancelScope() as passing:
+    with sender, receiver, trio.CancelScope() as passing:
         forget = sender.on_terminated(lambda *_: passing.cancel())
         try:
             async for message in receiver:
@@ -800,9 +796,9 @@ async def forward(receiver: Receiver[T], sender: Sender[T]) -> TerminalState:
                 if receiver.state in (OPEN, TerminalState.FINISHED):
                     raise
                 detail = f"what it forwards has ended: {error}"
-                sender._core.end(TerminalState.CANCELLED, detail=detail, cause=error, reason=loss_of(error))
+                reason = error.reason if isinstance(error, ChannelCancelled) else loss_of(error)
+                sender._core.end(TerminalState.CANCELLED, detail=detail, cause=error, reason=reason)
                 return receiver.state
         finally:
             forget()
-            sender.cancel()
     return sender.state

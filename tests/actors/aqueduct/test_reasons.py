@@ -59,6 +59,20 @@ async def follow(m: Follow) -> None:
         case "fails in its block":
             async with m.to:
                 raise ValueError("hidden")
+        case "fails beside its block":
+            async with m.to, trio.open_nursery() as nursery:
+                nursery.start_soon(fail)
+                await trio.sleep_forever()
+        case "is cancelled in its block":
+            with trio.CancelScope() as scope:
+                async with m.to:
+                    await m.to.send(1)
+                    scope.cancel("hidden")
+                    await trio.sleep_forever()
+
+
+async def fail() -> None:
+    raise ValueError("hidden")
 
 
 class First:
@@ -104,6 +118,8 @@ async def end_of(receiver: Receiver[int]) -> ChannelCancelled:
         ("loses an actor in its block", "an actor did not answer in time"),
         ("fails", r"the handler failed \[[0-9a-f]{8}\]"),
         ("fails in its block", "the sender has failed"),
+        ("fails beside its block", "the sender has failed"),
+        ("is cancelled in its block", "its task was cancelled"),
     ],
 )
 async def test_the_reader_is_told_why(how: str, reason: str) -> None:
@@ -154,7 +170,31 @@ async def test_an_actor_that_ends_with_a_sender(how: str) -> None:
         await peer.send(Follow(how, sender))
         error = await end_of(numbers)
         words = {"fails": "has failed", "killed": "has stopped (killed)"}
-        assert error.reason == f"the actor that sent {words[how]}"
+        assert error.reason == f"its actor {words[how]}"
+
+
+@pytest.mark.parametrize("how", ["stop", "kill", "kill in its handler"])
+async def test_an_actor_that_ends_while_its_task_or_handler_sends(how: str) -> None:
+    """It ends in order, as with its node, and its block is left by a cancellation."""
+
+    class House(Actor[Follow]):
+        @handles
+        async def follow(self, m: Follow) -> None:
+            if how == "kill in its handler":
+                await self.count(m.to)
+            self.start_soon(self.count, m.to)
+
+        async def count(self, to: Sender[int]) -> None:
+            async with to:
+                await to.send(1)
+                self.ref.stop() if how == "stop" else self.ref.kill()
+                await trio.sleep_forever()
+
+    async with desk(House) as peer:
+        sender, numbers = channel(int)
+        await peer.send(Follow(how, sender))
+        error = await end_of(numbers)
+        assert error.reason == "its actor has stopped" + ("" if how == "stop" else " (killed)")
 
 
 async def test_a_reason_passes_through_fronts() -> None:
@@ -180,6 +220,44 @@ async def test_a_reason_passes_through_fronts() -> None:
             sender, numbers = channel(int)
             await two.send(Follow("says why", sender))
             assert (await end_of(numbers)).reason.startswith(r"sold out\nxxx")
+
+
+@pytest.mark.parametrize(
+    ("ends", "reason"),
+    [
+        ("cancelled", "its task was cancelled"),
+        ("says nothing", ""),
+        ("forgotten", "it was forgotten"),
+        ("finished", None),
+    ],
+)
+async def test_what_a_front_tells_that_ends_before_its_reader(ends: str, reason: str | None) -> None:
+    inner, numbers = channel(int)
+    outer, read = channel(int)
+    scope = trio.CancelScope()
+
+    async def front() -> None:
+        with scope:
+            await forward(numbers, outer)
+
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(front)
+        await inner.send(1)
+        assert await read.receive() == 1
+        match ends:
+            case "cancelled":
+                scope.cancel("hidden")
+            case "says nothing":
+                inner.cancel()
+            case "forgotten":
+                with pytest.warns(ResourceWarning, match="was forgotten before the channel ended"):
+                    del inner
+            case "finished":
+                inner.finish_nowait()
+        if reason is None:
+            assert [number async for number in read] == []
+        else:
+            assert (await end_of(read)).reason == reason
 
 
 async def test_a_front_whose_owner_is_lost_says_so() -> None:

@@ -34,6 +34,7 @@ from levada.framework.ref import DEFAULT_TIMEOUT, FromThread, Ref, check_timeout
 
 from .ask import BEFORE_ASKS, Ask, OpenAsks, RemoteAsk, RemoteTell, ThreadAsk, Wrapped, prepare_to_ask, stopped_error
 from .phase import PAUSED, RUNNING, STOPPED, ActorPhase
+from .reasons import ForPeers, reason_of_end
 from .tokens import START, STOP, TURN, EndTurn, Start, TakeSignal
 
 if TYPE_CHECKING:
@@ -421,6 +422,11 @@ class Cell(Ref[Any]):
     def ending(self) -> ActorEnding | None:
         """The state of the ending that is under way, if any."""
         return self._extras.ending if self._extras is not None else None
+
+    def end_for_peers(self) -> ForPeers | None:
+        """Return why its handler and its tasks are cancelled, because it ends."""
+        ending = self.ending
+        return None if ending is None else reason_of_end(ending.reason)
 
     @property
     def supervised(self) -> Supervised | None:

@@ -16,7 +16,6 @@ from levada.framework.links import NORMAL, Failed, Lost, Normal, Reason
 
 from .cell import Cell
 from .channel_core import TerminalState
-from .remains import describe_end
 
 __all__ = ["ChannelLink"]
 
@@ -75,7 +74,7 @@ class ChannelLink:
         self._forget()
         handle = self.handle
         if not isinstance(reason, Normal):
-            handle.disown(describe_end(reason), reason.error if isinstance(reason, Failed) else None)
+            handle.disown(reason)
 
 
 _OWN = {False: TerminalState.CANCELLED, True: TerminalState.RECEIVER_CLOSED}

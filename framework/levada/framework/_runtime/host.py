@@ -85,7 +85,7 @@ class ActorHost:
     def cancel_tasks(self) -> None:
         """Cancel the tasks; the contexts stay."""
         if self._nursery is not None:
-            self._nursery.cancel_scope.cancel()
+            self._nursery.cancel_scope.cancel(self._cell.end_for_peers())
 
     async def close(self) -> None:
         """Cancel the tasks, wait for them, then leave the contexts in reverse order."""
@@ -113,7 +113,7 @@ class ActorHost:
             async with trio.open_nursery() as nursery:
                 self._nursery = nursery
                 if self._closing:
-                    nursery.cancel_scope.cancel()
+                    self.cancel_tasks()
                 self._start_pending(nursery)
                 await trio.sleep_forever()
         finally:

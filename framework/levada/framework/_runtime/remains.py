@@ -19,18 +19,17 @@ from collections.abc import Iterator
 from traceback import walk_tb
 from typing import Any
 
-from levada.framework.links import Failed, Normal, Reason, Shutdown
-from levada.framework.text import error_text
+from levada.framework.links import Reason
 
 from .channel_core import handles_in, may_hold
 
-__all__ = ["describe_end", "drop_frames", "end_handles", "open_handles", "without_frames"]
+__all__ = ["drop_frames", "end_handles", "open_handles", "without_frames"]
 
 
 def end_handles(handles: list[Any], reason: Reason) -> None:
     """End the channels whose handles an actor held when it ended: senders cancel, receivers close."""
     for handle in handles:
-        handle.disown(describe_end(reason), reason.error if isinstance(reason, Failed) else None)
+        handle.disown(reason)
 
 
 def open_handles(actor: Any) -> list[Any]:
@@ -43,15 +42,6 @@ def open_handles(actor: Any) -> list[Any]:
     for name in type(actor)._slots:
         fields.append(getattr(actor, name, None))
     return [handle for handle in handles_in(fields, sampled=True) if handle.in_use] if fields else fields
-
-
-def describe_end(reason: Reason) -> str:
-    """Describe an actor's end, for the error at the other side."""
-    if isinstance(reason, Failed):
-        return f"failed: {error_text(reason.error)}"
-    if isinstance(reason, Normal | Shutdown):
-        return "has stopped"
-    return f"has stopped ({type(reason).__name__.lower()})"
 
 
 def drop_frames(error: BaseException) -> None:

@@ -131,7 +131,8 @@ class Worker:
         if not self.spent:
             self.spent = True
             assert self.scope is not None
-            self.scope.cancel()
+            assert self.cell is not None
+            self.scope.cancel(self.cell.end_for_peers())
 
 
 class _TaskView:

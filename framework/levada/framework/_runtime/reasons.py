@@ -1,0 +1,46 @@
+"""What the two sides of a channel are told when the code that held a handle ends.
+
+The error of a handle may have all; `ChannelCancelled.reason` also reaches peers, so it has the text of no error: what was lost, or that it failed.
+"""
+
+from __future__ import annotations
+
+import trio
+
+from levada.framework.errors import loss_of
+from levada.framework.links import Failed, Normal, Reason, Shutdown
+from levada.framework.text import error_text
+
+__all__ = ["ForPeers", "describe_end", "reason_of_block", "reason_of_end"]
+
+
+class ForPeers(str):
+    """Why a trio scope was cancelled, in words that peers may read. trio shows them in a `trio.Cancelled` that somebody logs."""
+
+
+def describe_end(reason: Reason) -> str:
+    """Describe an actor's end, for the error at the other side."""
+    if isinstance(reason, Failed):
+        return f"failed: {error_text(reason.error)}"
+    if isinstance(reason, Normal | Shutdown):
+        return "has stopped"
+    return f"has stopped ({type(reason).__name__.lower()})"
+
+
+def reason_of_end(reason: Reason) -> ForPeers:
+    """Return why the channels of an actor are cancelled that has ended, or is about to."""
+    if isinstance(reason, Failed):
+        return ForPeers(loss_of(reason.error) or "its actor has failed")
+    return ForPeers(f"its actor {describe_end(reason)}")
+
+
+def reason_of_block(error: BaseException) -> str:
+    """Return why a channel is cancelled whose block an error has left."""
+    failure = error.split(trio.Cancelled)[1] if isinstance(error, BaseExceptionGroup) else error
+    if isinstance(failure, Exception):
+        return loss_of(failure) or "the sender has failed"
+    while isinstance(error, BaseExceptionGroup):
+        error = error.exceptions[0]
+    if isinstance(error, trio.Cancelled) and isinstance(error.reason, ForPeers):
+        return error.reason
+    return "its task was cancelled"
