@@ -17,6 +17,7 @@ from levada.actors.nodes import spark_settings
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "how-to" / "nodes-on-spark.md"
 TEXT = PAGE.read_text("utf-8")
 (OUTPUT,) = re.findall(r"`python main.py` prints\n\n```\n(.*?)```", TEXT, re.DOTALL)
+(COUNTED,) = re.findall(r"`python count.py` prints\n\n```\n(.*?)```", TEXT, re.DOTALL)
 (ERROR,) = re.findall(r"the error gives the numbers:\n\n```\n(.*?)```", TEXT, re.DOTALL)
 
 
@@ -32,6 +33,20 @@ def test_the_program_prints_what_the_page_says(tmp_path: Path) -> None:
     )
     assert (done.stdout, done.returncode) == (OUTPUT, 0), done.stderr
     assert len(re.findall(r"^n[01]: node \d+$", done.stderr, re.MULTILINE)) == 2
+
+
+@pytest.mark.release
+def test_durable_actors_on_spark_are_counted_once_however_often_the_program_runs(tmp_path: Path) -> None:
+    pytest.importorskip("pyspark")
+    pytest.importorskip("cryptography")
+    polls, count = re.findall(r"```python\n(.*?)```", TEXT, re.DOTALL)[2:4]
+    (tmp_path / "polls.py").write_text(polls, "utf-8")
+    (tmp_path / "count.py").write_text(count, "utf-8")
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "count.py"], cwd=tmp_path, capture_output=True, text=True, timeout=2500, check=False
+        )
+        assert (done.stdout, done.returncode) == (COUNTED, 0), done.stderr
 
 
 @pytest.mark.release

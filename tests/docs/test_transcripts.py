@@ -194,7 +194,8 @@ def run_by_others() -> set[tuple[str, str | None]]:
         (name_of(module.PAGE), module.OUTPUT)
         for module in (test_dashboard_page, test_nodes_page, test_nodes_on_spark_page)
     }
-    found.add((name_of(test_nodes_on_spark_page.PAGE), test_nodes_on_spark_page.ERROR))
+    on_spark = (test_nodes_on_spark_page.COUNTED, test_nodes_on_spark_page.ERROR)
+    found |= {(name_of(test_nodes_on_spark_page.PAGE), output) for output in on_spark}
     found |= {(name_of(test_demo_page.PAGE), output) for output in (test_demo_page.SHARES, test_demo_page.COMMANDS)}
     found |= {(name_of(test_read_a_journal_page.PAGE), output) for _, output in test_read_a_journal_page.PROGRAMS}
     found |= {(name_of(test_read_a_mailbox_page.PAGE), output) for _, output in test_read_a_mailbox_page.READERS}

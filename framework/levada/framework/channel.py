@@ -763,7 +763,7 @@ async def forward(receiver: Receiver[T], sender: Sender[T]) -> TerminalState:
 
     * If the writer finishes, so does `sender`, and this waits until the last reader has taken everything.
     * If the writer cancels or is lost, `sender` is cancelled; the last reader gets the messages that it has already got, then
-      `ChannelCancelled` with the writer's reason, or what was lost.
+      `ChannelCancelled` with the writer's reason, or the loss.
     * If the last reader leaves or is lost, `receiver` is closed. The message that is here then is dropped, and channels in it end as lost.
 
     Args:

@@ -1,6 +1,6 @@
-"""What the two sides of a channel are told when the code that held a handle ends.
+"""What both sides of a channel read when the code with a handle ends.
 
-The error of a handle may have all; `ChannelCancelled.reason` also reaches peers, so it has the text of no error: what was lost, or that it failed.
+The error of a handle may have all; `ChannelCancelled.reason` also reaches peers, so it says what the code has lost, or only that it failed, and never the text of an error.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def describe_end(reason: Reason) -> str:
 
 
 def reason_of_end(reason: Reason) -> ForPeers:
-    """Return why the channels of an actor are cancelled that has ended, or is about to."""
+    """Return why an actor's channels are cancelled at its end."""
     if isinstance(reason, Failed):
         return ForPeers(loss_of(reason.error) or "its actor has failed")
     return ForPeers(f"its actor {describe_end(reason)}")
