@@ -84,6 +84,10 @@ class Walker(Durable[Step]):
                 await self.commit()
                 self.record(Stepped("half"))
                 raise ValueError("after the commit")
+            case "twice":
+                await self.commit()
+                with trio.testing.assert_checkpoints():
+                    await self.commit()
             case "fail":
                 await trio.lowlevel.checkpoint()
                 raise ValueError("no commit")
@@ -120,6 +124,12 @@ async def test_an_answer_waits_for_the_disk_and_a_question_for_earlier_events(tm
             assert answers == [("bert", 0)]  # nothing of bert is under way
             gate.open.set()
         assert answers[1:] == [("anna", 5), ("anna", 5)]
+
+
+async def test_a_commit_without_events_is_a_checkpoint(tmp_path: Path) -> None:
+    async with ActorSystem("test", **TIMES) as system:
+        walkers = await shards(system, Walker, events=Stepped, journal=tmp_path, shards=1)
+        assert await walkers["a"].ask(Step("twice")) == 1
 
 
 async def test_commands_that_come_while_the_disk_is_busy_share_the_next_append(tmp_path: Path) -> None:

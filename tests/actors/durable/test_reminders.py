@@ -293,6 +293,19 @@ async def test_the_pending_reminders_of_a_shard_have_a_bound(
         assert await rung(clocks, "tea", entity="d")
 
 
+async def test_as_many_bytes_as_the_bound_are_no_more_than_it(
+    tmp_path: Path, world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.CRITICAL, "levada")
+    one = Reminder("c", "1", "", 1100.0, Codec().encode(Ring("tea")))
+    monkeypatch.setattr(entity, "REMINDER_BYTES", 2 * one.size)
+    async with clocks_in(tmp_path, world) as clocks:
+        for number in range(2):
+            assert await clocks["c"].ask(Plan(1100, "tea", key=f"{number}")) == []
+        with pytest.raises(ActorStopped):
+            await clocks["c"].ask(Plan(1100, "tea", key="2"))
+
+
 async def test_reminders_that_are_not_on_the_disk_yet_count(
     tmp_path: Path, world: World, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

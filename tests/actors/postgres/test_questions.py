@@ -1091,6 +1091,30 @@ async def test_a_report_that_takes_too_long_gives_its_connection_up(
     assert server.connections("report") == 0
 
 
+async def test_an_answer_on_a_connection_from_before_a_new_one_is_asked_for_again(url: str, server: Cluster) -> None:
+    """An old primary that lives on would say on it what is true there; so it is closed."""
+    answers: list[tuple[int, int]] = []
+    async with log_with_a_gap(f"{url}&application_name=old") as log:
+
+        async def ask() -> None:
+            answers.append(await run_behind_the_gap(log))
+
+        ours = "FROM pg_stat_activity WHERE application_name = 'old'"
+        async with trio.open_nursery() as nursery:
+            with gaps_held(url, server):
+                nursery.start_soon(ask)
+                await until_held(server, "old", 1)
+                before = server.execute(f"SELECT pid {ours}")
+                assert server.execute(f"SELECT pg_terminate_backend(pid) {ours} AND state = 'idle'") == [(True,)]
+                assert await log.ask(Append(rows_for("c"), partition=0, at=2)) == Appended(0, 2, 1)
+                assert answers == []
+        assert answers == [(1, 1)]
+        with trio.fail_after(10):  # the server takes its time to notice
+            while {*before} & {*(after := await trio.to_thread.run_sync(server.execute, f"SELECT pid {ours}"))}:
+                pass
+        assert len(after) == 2, "one that writes, and one that reads"
+
+
 async def test_pages_of_rows_are_read_in_the_order_of_an_index(url: str, server: Cluster) -> None:
     """Else the server sorts all rows of the entity for each page, once the table was analyzed; and what it must sort, it is not to compile."""
     async with log_at(url, 1) as log:
