@@ -95,7 +95,7 @@ class _ForwarderInbox(SleepingInbox):
         self._pass_on()
 
     async def run(self) -> None:
-        """Pass on what has no room at the actor; otherwise sleep."""
+        """Pass on messages that have no room at the actor; otherwise sleep."""
         try:
             while not self._ended:
                 self._cell._idle = True

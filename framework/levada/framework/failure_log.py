@@ -36,7 +36,7 @@ Cause: TypeAlias = tuple[object, ...]
 
 @attrs.define
 class _Seen:
-    """What is known of a cause."""
+    """How often a cause was seen."""
 
     until: float
     """The end of the interval."""
