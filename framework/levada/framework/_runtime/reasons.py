@@ -1,6 +1,7 @@
 """What both sides of a channel read when the code with a handle ends.
 
-The error of a handle may have all; `ChannelCancelled.reason` also reaches peers, so it says what the code has lost, or only that it failed, and never the text of an error.
+The error of a handle may have all; `ChannelCancelled.reason` also reaches peers, so it says what the code has lost, or only that it
+failed, and never the text of an error.
 """
 
 from __future__ import annotations
