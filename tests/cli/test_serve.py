@@ -493,6 +493,13 @@ async def twice(system):
     yield
     yield
 
+async def twice_within(system):
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.sleep_forever)
+        os.kill(os.getpid(), signal.SIGTERM)
+        yield
+        yield
+
 async def no_database(system):
     raise RuntimeError("no database")
     yield
@@ -572,6 +579,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["apps_for_serve:alone"], "apps_for_serve:alone is no app, as it does not take a system (alone() takes 0"),
         (["apps_for_serve:never"], "apps_for_serve:never ended without a yield; an app is an async generator function"),
         (["apps_for_serve:twice"], "apps_for_serve:twice yields more than once; an app is an async generator function"),
+        (["apps_for_serve:twice_within"], "apps_for_serve:twice_within yields more than once; an app is an async"),
         (["apps_for_serve:app", "--cert", "c"], "--cert goes with --url; an app has its own settings"),
         (["apps_for_serve:app", "--url", "x://y"], "apps_for_serve:app is an app, which has its own URLs"),
         (["apps_for_serve:managed", "--url", "x://y"], "apps_for_serve:managed is an app, which has its own URLs"),

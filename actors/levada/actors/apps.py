@@ -110,8 +110,9 @@ class _Generated(AbstractAsyncContextManager[Any, "bool | None"]):
         if kind is not None:
             return await self._context.__aexit__(kind, error, traceback)
         async for _ in self._steps:
-            await self._steps.aclose()
-            raise ConfigurationError(f"{self._target} yields more than once; {_APP}")
+            wrong = ConfigurationError(f"{self._target} yields more than once; {_APP}")
+            await self._context.__aexit__(type(wrong), wrong, None)  # a nursery would wrap a GeneratorExit
+            raise wrong
         return None
 
 

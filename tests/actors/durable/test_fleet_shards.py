@@ -156,6 +156,28 @@ async def test_in_the_driver_a_name_that_is_taken_says_how_to_join_the_nodes(tmp
             await shards(node, Double, events=Doubled, journal=tmp_path / "theirs", shards=1)
 
 
+async def test_shards_of_one_node_are_never_taken_for_those_of_all(tmp_path: Path) -> None:
+    async with fleet(1) as (nodes, _):
+        driver, node = SYSTEMS["driver"], SYSTEMS["n0"]
+        own: dict[str, Any] = {"journal": tmp_path / "own", "shards": 1}
+        with pytest.raises(
+            NameTaken, match=r"^the shards 'Sum' of the nodes are known here: .*, leave out nodes=None; "
+        ):
+            await shards(node, Sum, events=Added, nodes=None, **own)
+        await shards(driver, Sum, events=Added, nodes=nodes, **sums.SETTINGS)
+        with pytest.raises(NameTaken, match=r"^the shards 'Sum' of the nodes are known here: .*, give nodes=nodes; "):
+            await shards(driver, Sum, events=Added, **own)
+        assert await shards(node, Sum, events=Added, **sums.SETTINGS) is SUMS["n0"]
+        here = await shards(node, Double, events=Doubled, nodes=None, **own)
+        theirs: dict[str, Any] = {"journal": tmp_path / "theirs", "shards": 1}
+        with pytest.raises(
+            NameTaken, match=r"^this process has shards 'Double' of its own: give those of the nodes an"
+        ):
+            await shards(node, Double, events=Doubled, **theirs)
+        everywhere = await shards(node, Double, events=Doubled, name="everywhere", **theirs)
+        assert await here["x"].ask(Add(1)) == await everywhere["x"].ask(Add(1)) == 1
+
+
 async def test_alone_the_line_joins_too_from_handlers_and_at_the_same_time(
     autojump_clock: MockClock, tmp_path: Path
 ) -> None:
@@ -180,6 +202,9 @@ async def test_alone_the_line_joins_too_from_handlers_and_at_the_same_time(
             match=r"cls=\S+:Sum, now \S+:Double, events= \(their columns differ: .*; to change events, start .* again\)",
         ):
             await shards(system, Double, events=Doubled, name="Sum", **sums.SETTINGS)
+        system.spawn(Opener, name="Double")
+        with pytest.raises(NameTaken, match=r"^/Double lives already: shards of this process need another name=$"):
+            await shards(system, Double, events=Doubled, journal=tmp_path / "other", shards=1)
         found.ref.stop()
         await found.ref.terminated()
         again = await shards(system, Sum, events=Added, idle=5.0, **sums.SETTINGS)

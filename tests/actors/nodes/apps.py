@@ -242,6 +242,14 @@ async def yields_twice(system: ActorSystem) -> AsyncIterator[None]:
     yield
 
 
+async def yields_twice_within(system: ActorSystem) -> AsyncIterator[None]:
+    """The same, with open work around it."""
+    async with trio.open_nursery() as nursery:
+        nursery.start_soon(trio.sleep_forever)
+        yield
+        yield
+
+
 def not_async(system: ActorSystem) -> Iterator[None]:
     """A generator function, but not an async one."""
     yield

@@ -418,6 +418,10 @@ async def test_nodes_start_when_the_current_folder_was_removed(
         ("fails_late", "RuntimeError: cannot flush"),
         ("exits_late", "SystemExit: cannot flush"),
         ("yields_twice", "ConfigurationError: tests.actors.nodes.apps:yields_twice yields more than once"),
+        (
+            "yields_twice_within",
+            "ConfigurationError: tests.actors.nodes.apps:yields_twice_within yields more than once",
+        ),
     ],
 )
 async def test_a_node_whose_app_fails_while_it_ends_has_ended(

@@ -111,6 +111,11 @@ async def test_the_same_line_without_nodes_is_an_ordinary_actor(autojump_clock: 
         system.registry.register("other", system.spawn(Shed))
         with pytest.raises(NameTaken, match="the name 'other' belongs to"):
             await singleton(system, House, name="other")
+        system.spawn(Shed, name="plain")
+        with pytest.raises(
+            NameTaken, match=r"^/plain lives already, .* 'plain' was asked for: give one of them another name=$"
+        ):
+            await singleton(system, House, name="plain")
         passing = await singleton(system, Shed, name="passing", supervise=restart("temporary"))
         passing.tell(Leave())
         await passing.terminated()

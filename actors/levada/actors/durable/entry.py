@@ -211,6 +211,10 @@ class _Here:
     opening: OpenShards
     clock: Callable[[], float] | None
 
+    @property
+    def is_alive(self) -> bool:
+        return self.shards.ref.is_alive
+
 
 @attrs.define
 class _Known:
@@ -387,7 +391,11 @@ async def shards(
     known = _known_as(system, name)
     async with known.finding:  # a call at the same time joins what this one starts
         here = known.here
-        if here is None or not here.shards.ref.is_alive:
+        if here is None or not here.is_alive:
+            if known.is_alive:
+                join = "leave out nodes=None" if nodes is None else "give nodes=nodes"
+                text = f"the shards {name!r} of the nodes are known here: to join them, {join}; shards of this process need another name="
+                raise NameTaken(text, name=name)
             started = await _start(system, cls, name, opening, wanted, clock)
             known.shards, known.here = started, _Here(started, opening, clock)
             return started
@@ -412,9 +420,8 @@ async def _start(
         ref = system.spawn(_Root, cls, wanted, terms, clock, place, name=name, supervise="escalate")
     except NameTaken as error:
         fleet = _fleet_of(system)
-        if fleet is None or not fleet.is_driver:
-            raise
-        text = f"{error}: to join the shards of the nodes, give nodes=nodes; shards of this process need another name="
+        join = "to join the shards of the nodes, give nodes=nodes; " if fleet is not None and fleet.is_driver else ""
+        text = f"{error}: {join}shards of this process need another name="
         raise NameTaken(text, actor=error.actor, name=name) from None
     try:
         log_ref, started = await ref.ask(_Start(), timeout=None)
@@ -432,6 +439,10 @@ async def _join(system: ActorSystem, cls: type[Durable[M]], name: str, fleet: No
 
     known = _known_as(system, name)
     async with known.finding:  # so that calls at the same time share one follower
+        if known.here is not None and known.here.is_alive:
+            raise NameTaken(
+                f"this process has shards {name!r} of its own: give those of the nodes another name=", name=name
+            )
         root, journal = await open_shards(fleet, name, opening.sent())
         found = known.shards
         if found is None or not found.ref.is_alive or found.cls is not cls:

@@ -85,7 +85,11 @@ async def singleton(
     holder = system.registry.get(name)
     if holder is not None:
         raise NameTaken(f"the name {name!r} belongs to {holder.where}", actor=holder.path, name=name)
-    ref = system.spawn(cls, *args, name=name, supervise=supervise, mailbox=mailbox)
+    try:
+        ref = system.spawn(cls, *args, name=name, supervise=supervise, mailbox=mailbox)
+    except NameTaken as error:
+        text = f"{error}, and the singleton {name!r} was asked for: give one of them another name="
+        raise NameTaken(text, actor=error.actor, name=name) from None
     system.registry.register(name, ref)
     known[name] = order, on, ref
     return ref
