@@ -6,6 +6,7 @@ import errno
 import os
 import shutil
 import sqlite3
+import threading
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -336,6 +337,21 @@ def test_a_ledger_that_had_tables_is_not_replaced_even_if_all_else_is_gone(tmp_p
                 Store.open(folder, SCHEMA, CONFIG)
             assert caught.value.path == str(folder / LEDGER)
             assert (folder / LEDGER).read_bytes() == left
+
+
+def test_a_closed_journal_has_no_open_files_and_no_threads(tmp_path: Path) -> None:
+    def ours() -> tuple[list[str], list[str]]:
+        with os.scandir("/proc/self/fd") as found:
+            open_files = [path for each in found if (path := os.path.realpath(each.path)).startswith(str(tmp_path))]
+        return open_files, [each.name for each in threading.enumerate() if each.name.startswith("levada-sync")]
+
+    with Store.open(tmp_path, SCHEMA, JournalConfig(partitions=2)) as store:
+        store.append([(0, rows(1)), (1, rows(2))])
+        store.stage("q", 0, 0, 1).append(rows(3))
+        open_files, threads = ours()
+        assert len(open_files) > 3
+        assert threads
+    assert ours() == ([], [])
 
 
 def test_a_file_is_no_folder(tmp_path: Path) -> None:

@@ -116,7 +116,9 @@ def test_the_history_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ledger = Ledger.open(REAL, tmp_path / "ledger.sqlite", partitions=1)
     ledger.begin({0: 1})
     oldest = ledger.opening
-    for end in range(2, 9):
+    ledger.begin({0: 2})
+    second = ledger.opening
+    for end in range(3, 9):
         ledger.begin({0: end})
     assert ledger.reach(oldest, {0: 9999}).known
     ledger.begin({0: 9999})
@@ -124,7 +126,9 @@ def test_the_history_has_a_bound(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ledger.close()
     again = Ledger.open(REAL, tmp_path / "ledger.sqlite", partitions=1)
     assert not again.reach(oldest, {0: 9999}).known
+    assert again.reach(second, {0: 9999}) == Reach(True, {0: 3})
     assert again.reach(ledger.opening, {0: 9999}) == Reach(True, {0: 9999})
+    assert again.openings == 9
     again.close()
 
 

@@ -190,7 +190,7 @@ class Ledger:
         """Sixteen bytes that identify this journal."""
         self.partitions = int(facts["partitions"])
         self.ready = bool(facts["ready"])
-        """Whether all partitions have been made."""
+        """Whether all partitions had been made when this was opened."""
         self.transaction = int(facts["transaction"])
         """Number of the last transaction that was committed."""
         self.commits = int(facts.get("commits", 0))
@@ -339,7 +339,6 @@ class Ledger:
         """Record that all files of a new journal are there, although its history has not begun."""
         with self._change() as connection:
             connection.execute("UPDATE facts SET value = 1 WHERE name = 'ready'")
-        self.ready = True
 
     def begin(self, ends: Mapping[int, int]) -> None:
         """Add a line to the history once all partitions are in order. `ends` has the offset behind the last row of each partition."""
@@ -352,7 +351,6 @@ class Ledger:
             connection.execute("INSERT INTO openings VALUES (?, ?, ?)", (number, opening.name, text))
             connection.execute("DELETE FROM openings WHERE number <= ?", (number - KEPT_OPENINGS,))
             connection.execute("UPDATE facts SET value = 1 WHERE name = 'ready'")
-        self.ready = True
         self._openings = [*self._openings, opening][-KEPT_OPENINGS:]
         self.opening = opening.name
 
