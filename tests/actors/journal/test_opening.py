@@ -339,6 +339,13 @@ def test_a_ledger_that_had_tables_is_not_replaced_even_if_all_else_is_gone(tmp_p
             assert (folder / LEDGER).read_bytes() == left
 
 
+def test_no_journal_is_made_for_columns_that_none_keeps(tmp_path: Path) -> None:
+    twice = pa.schema([("n", pa.int64()), ("n", pa.int64())])
+    with pytest.raises(ConfigurationError, match="each column has a name of its own: n, n"):
+        Store.open(tmp_path, twice, CONFIG)
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_closed_journal_has_no_open_files_and_no_threads(tmp_path: Path) -> None:
     def ours() -> tuple[list[str], list[str]]:
         with os.scandir("/proc/self/fd") as found:
