@@ -22,6 +22,7 @@ from levada.framework import (
     Normal,
     Reason,
     Shutdown,
+    TerminalState,
     bounded,
     handles,
     restart,
@@ -489,3 +490,26 @@ async def test_errors_say_at_which_peer_the_actor_is(two: Any, autojump_clock: M
         with pytest.raises(ActorStopped, match=r"^/clerk at office/server has stopped \(lost\)$"):
             await both.ref.ask(Do("count"))
         both.clerk.gate.set()
+
+
+# ---------------------------------------------------------------- the server leaves in order
+
+
+@pytest.mark.parametrize(("question", "answer"), [(Do("say", 7), 7), (Do("sleep", 0.5), "slept")])
+async def test_a_question_on_its_way_when_the_server_leaves_is_answered(
+    two: Any, autojump_clock: MockClock, question: Do, answer: Any
+) -> None:
+    """It crosses with the news that the entrypoint is closed. Then the connection ends: an idle ref does not hold it up."""
+    async with two() as both:
+        answers: list[Any] = []
+
+        async def ask() -> None:
+            assert both.peer.entry.state is TerminalState.OPEN
+            answers.append(await both.ref.ask(question))
+
+        async with trio.open_nursery() as nursery:
+            nursery.start_soon(ask)
+            nursery.start_soon(both.listener.aclose)
+        assert answers == [answer]
+        assert both.peer.closed
+        assert trio.current_time() < 1.0

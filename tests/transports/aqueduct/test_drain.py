@@ -122,7 +122,36 @@ def test_a_drain_before_the_peer_has_greeted(wire: Callable[..., Wire]) -> None:
     s.core.accept()
     assert state_of(s.receiver) is ReceiverState.CLOSED
     s.flush()
+    assert s.closed is None
+    s.give(1, fin=True)
     assert s.closed == CloseConnection(0, "", drain_timeout=5.0)
+
+
+def test_a_server_waits_until_the_client_knows_that_its_entrypoint_is_closed(pair: Callable[..., Pair]) -> None:
+    """What the client sent before that on another channel arrives. Source: AQ-44."""
+    p = pair(server=DRAIN)
+    (questions,) = p.sender.send(b"", [Attach.RECEIVER])
+    p.run()
+    (asked,) = p.receiver.take().attachments
+    p.server.core.background.add(asked)
+    p.server.events += p.server.core.drain(p.now)
+    p.flush(p.server)
+    assert p.server.closed is None
+    questions.send(b"crossing")  # type: ignore[union-attr]
+    p.run()
+    assert asked.take().payload == b"crossing"  # type: ignore[union-attr]
+    assert p.sender.state is SenderState.RECEIVER_CLOSED
+    p.wait(0.1)
+    assert p.server.closed is not None
+
+
+def test_a_server_waits_no_longer_than_its_drain_for_a_client_that_says_nothing(wire: Callable[..., Wire]) -> None:
+    s = wire(client=False, config=DRAIN)
+    s.core.drain(s.now)
+    s.wait(3.9)
+    assert s.closed is None
+    s.wait(0.2)
+    assert s.closed == CloseConnection(0, "")
 
 
 def test_a_drain_after_the_end_does_nothing(wire: Callable[..., Wire]) -> None:

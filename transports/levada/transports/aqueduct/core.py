@@ -270,7 +270,8 @@ class AqueductCore:
     def drain(self, now: float) -> list[Event]:
         """Wait for open channels to end, then end the connection.
 
-        The entrypoint takes nothing more: a client finishes it, a server closes it. If the owner of a client's entrypoint is waiting for room
+        The entrypoint takes nothing more: a client finishes it, a server closes it, and waits until the client has ended its direction of the
+        entrypoint's control stream (AQ-44): what it sent before on other channels has mostly arrived by then. If the owner of a client's entrypoint is waiting for room
         there, it has more to send and finishes the entrypoint itself. A drain before both sides have greeted also waits for that. Messages on
         open channels may still bring further channels. When no channel is left, or only those in `background`, the next `data_to_send` ends
         the connection; after `AqueductConfig.drain_timeout` seconds it ends in any case.
@@ -749,8 +750,10 @@ class AqueductCore:
             entry.finish()
 
     def _is_idle(self) -> bool:
-        """Whether a drain need not wait for any channel."""
-        background = self.background
+        """Whether a drain need not wait for any channel, nor for a client that may not know yet that its entrypoint is closed."""
+        entry, background = self.entrypoint, self.background
+        if isinstance(entry, ReceiverHalf) and entry.control is not None and entry.control.receives:
+            return False
         return len(self.halves) <= len(background) and not any(
             isinstance(half, SenderHalf) and half.unsettled for half in background
         )
