@@ -28,7 +28,7 @@ from levada.actors import aqueduct, rsocket
 from levada.actors.cli.servers import console_of
 from levada.actors.console import connect_console
 from levada.actors.rsocket import ClientConfig
-from levada.framework import ActorSystem, channel
+from levada.framework import ActorSystem, TerminalState, channel
 from levada.framework.errors import CarrierError, HandleMoved, LevadaError
 from levada.transports.rsocket import CoreConfig, LeaseGrant
 
@@ -111,6 +111,7 @@ async def serving(folder: Path, marker: str) -> AsyncIterator[Server]:
 class Link:
     """A connection of Aqueduct, on which one question at a time is asked."""
 
+    peer: Any = None
     house: Any = None
     desk: Any = None
     connected: trio.Event = attrs.field(factory=trio.Event)
@@ -119,6 +120,11 @@ class Link:
 
     def __attrs_post_init__(self) -> None:
         self.answered.set()
+
+    @property
+    def drains(self) -> bool:
+        """Whether its server has closed the entrypoint; another link follows."""
+        return self.peer.entry.state is not TerminalState.OPEN
 
 
 class Load:
@@ -218,6 +224,7 @@ class Load:
             mine = link
             try:
                 async with aqueduct.connect(self.system, self.server.urls["aqueduct"], Follow) as peer:
+                    mine.peer = peer
                     mine.house, mine.desk = await peer.lookup("House"), await peer.lookup("desk")
                     mine.connected.set()
                     await peer.entry.terminated()
@@ -238,7 +245,7 @@ class Load:
                         await trio.sleep(0.05)
 
         async def get(path: str) -> int:
-            while not link.connected.is_set():
+            while not link.connected.is_set() or link.drains:
                 await link.connected.wait()
             mine, (_, what, value) = link, path.split("/")
             mine.answered = trio.Event()
