@@ -6,10 +6,12 @@ failed, and never the text of an error.
 
 from __future__ import annotations
 
+from typing import Final
+
 import trio
 
 from levada.framework.errors import loss_of
-from levada.framework.links import Failed, Normal, Reason, Shutdown
+from levada.framework.links import CANCELLED, KILLED, NORMAL, SHUTDOWN, Failed, Lost, Normal, Reason, Shutdown
 from levada.framework.text import error_text
 
 __all__ = ["ForPeers", "describe_end", "reason_of_block", "reason_of_end"]
@@ -32,7 +34,13 @@ def reason_of_end(reason: Reason) -> ForPeers:
     """Return why an actor's channels are cancelled at its end."""
     if isinstance(reason, Failed):
         return ForPeers(loss_of(reason.error) or "its actor has failed")
-    return ForPeers(f"its actor {describe_end(reason)}")
+    return _ENDS[type(reason)]
+
+
+_ENDS: Final = {
+    type(each): ForPeers(f"its actor {describe_end(each)}") for each in (NORMAL, SHUTDOWN, KILLED, CANCELLED, Lost(""))
+}
+"""Not made anew for each end: a scope keeps its reason as long as a timer keeps the scope."""
 
 
 def reason_of_block(error: BaseException) -> str:

@@ -271,10 +271,10 @@ class AqueductCore:
         """Wait for open channels to end, then end the connection.
 
         The entrypoint takes nothing more: a client finishes it, a server closes it, and waits until the client has ended its direction of the
-        entrypoint's control stream (AQ-44): what it sent before on other channels has mostly arrived by then. If the owner of a client's entrypoint is waiting for room
-        there, it has more to send and finishes the entrypoint itself. A drain before both sides have greeted also waits for that. Messages on
-        open channels may still bring further channels. When no channel is left, or only those in `background`, the next `data_to_send` ends
-        the connection; after `AqueductConfig.drain_timeout` seconds it ends in any case.
+        entrypoint's control stream (AQ-44): what it sent before on other channels has mostly arrived by then. If the owner of a client's
+        entrypoint is waiting for room there, it has more to send and finishes the entrypoint itself. A drain before both sides have greeted
+        also waits for that. Messages on open channels may still bring further channels. When no channel is left, or only those in
+        `background`, the next `data_to_send` ends the connection; after `AqueductConfig.drain_timeout` seconds it ends in any case.
         """
         if self.state is not ConnectionState.CLOSED and self._timers.end_at is None:
             self._now = now
