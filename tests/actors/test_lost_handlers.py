@@ -17,7 +17,8 @@ from levada.actors.authenticators import BearerTokens
 from levada.actors.maop import OperationFailed
 from levada.actors.rsocket import ApplicationError
 from levada.framework import Actor, ActorSystem, Asks, Identity, OneshotSender, channel, handles, message, oneshot
-from levada.framework.errors import AskTimeout, ChannelCancelled
+from levada.framework.embedding import loss_of
+from levada.framework.errors import ActorStopped, AskTimeout, ChannelCancelled
 
 Work: TypeAlias = Callable[[ActorSystem], Awaitable[None]]
 Ask: TypeAlias = Callable[[], Awaitable[str]]
@@ -213,3 +214,27 @@ async def test_parts_of_a_group_are_all_named(caplog: pytest.LogCaptureFixture) 
     async with ActorSystem() as system, PEERS["maop"](system, work) as ask:
         assert (await ask()).startswith("an actor did not answer in time [")
         assert r"AskTimeout: no answer\n; ChannelCancelled: gone; failure " in logged(caplog).getMessage()
+
+
+def stopped_by(cause: BaseException | None) -> ActorStopped:
+    error = ActorStopped("/desk has failed", actor="/desk")
+    error.__cause__ = cause
+    return error
+
+
+@pytest.mark.parametrize(
+    ("error", "loss"),
+    [
+        (stopped_by(None), "an actor has stopped"),
+        (stopped_by(AskTimeout("/till did not answer")), "an actor did not answer in time"),
+        (stopped_by(KeyError("tea")), ""),
+        (stopped_by(ExceptionGroup("both", [AskTimeout("a"), KeyError("tea")])), ""),
+        (ExceptionGroup("both", [stopped_by(None), AskTimeout("a")]), "an actor has stopped"),
+        (ChannelCancelled("over"), "a channel was cancelled"),
+        (ChannelCancelled("over", reason="sold out"), "sold out"),
+        (KeyError("tea"), ""),
+    ],
+)
+def test_the_loss_of_an_error(error: BaseException, loss: str) -> None:
+    """An actor that failed on the question has lost what its own error says, and otherwise it failed itself."""
+    assert loss_of(error) == loss

@@ -15,6 +15,7 @@ from levada.actors.aqueduct import Peer, PeerConfig, RawMessage, connect, serve
 from levada.framework import (
     Actor,
     ActorSystem,
+    Down,
     OneshotSender,
     Receiver,
     Sender,
@@ -144,6 +145,47 @@ async def test_the_one_who_waits_for_an_answer_is_told_why() -> None:
         assert cancelled.value.reason == "closed today"
 
 
+@pytest.mark.parametrize("kind", ["clone", "unreliable"])
+async def test_each_kind_of_sender_tells_why(kind: str) -> None:
+    async def refuse(m: Follow) -> None:
+        to = {"clone": m.to.clone, "unreliable": lambda: m.to.unreliable(4)}[kind]()
+        await to.send(1)
+        to.cancel("sold out")
+
+    async with desk(refuse) as peer:
+        sender, numbers = channel(int)
+        await peer.send(Follow("", sender))
+        assert (await end_of(numbers)).reason == "sold out"
+
+
+async def test_an_actor_that_watches_the_receiver_of_its_mailbox_is_told_why() -> None:
+    """Behind the last message."""
+    got: list[Any] = []
+
+    class Reader(Actor[int | Down | Receiver[int]]):
+        @handles
+        def begin(self, m: Receiver[int]) -> None:
+            m.to_mailbox(self.ref)
+            self.watch(m, "numbers")
+
+        @handles
+        def number(self, m: int) -> None:
+            got.append(m)
+
+        @handles
+        def down(self, m: Down) -> None:
+            got.append((m.tag, type(m.reason), m.reason.reason))
+            self.stop()
+
+    async with ActorSystem() as here, desk() as peer:
+        sender, numbers = channel(int)
+        reader = here.spawn(Reader)
+        await reader.send(numbers)
+        await peer.send(Follow("is cancelled in its block", sender))
+        await reader.terminated()
+    assert got == [1, ("numbers", ChannelCancelled, "its task was cancelled")]
+
+
 async def test_in_one_process_too() -> None:
     sender, numbers = channel(int)
     sender.send_nowait(1)
@@ -152,7 +194,7 @@ async def test_in_one_process_too() -> None:
 
 
 @pytest.mark.handler_fails
-@pytest.mark.parametrize("how", ["fails", "killed"])
+@pytest.mark.parametrize("how", ["fails", "loses an actor", "killed"])
 async def test_an_actor_that_ends_with_a_sender(how: str) -> None:
     """What it raised is no text for peers."""
 
@@ -163,14 +205,22 @@ async def test_an_actor_that_ends_with_a_sender(how: str) -> None:
             await m.to.send(1)
             if how == "fails":
                 raise ValueError("hidden")
+            if how == "loses an actor":
+                raise AskTimeout("/hidden/desk did not answer")
             self.ref.kill()
 
     async with desk(Holder) as peer:
         sender, numbers = channel(int)
         await peer.send(Follow(how, sender))
         error = await end_of(numbers)
-        words = {"fails": "has failed", "killed": "has stopped (killed)"}
-        assert error.reason == f"its actor {words[how]}"
+        assert (
+            error.reason
+            == {
+                "fails": "its actor has failed",
+                "loses an actor": "an actor did not answer in time",
+                "killed": "its actor has stopped (killed)",
+            }[how]
+        )
 
 
 @pytest.mark.parametrize("how", ["stop", "kill", "kill in its handler"])
