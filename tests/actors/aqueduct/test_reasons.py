@@ -148,7 +148,7 @@ async def test_the_one_who_waits_for_an_answer_is_told_why() -> None:
 @pytest.mark.parametrize("kind", ["clone", "unreliable"])
 async def test_each_kind_of_sender_tells_why(kind: str) -> None:
     async def refuse(m: Follow) -> None:
-        to = {"clone": m.to.clone, "unreliable": lambda: m.to.unreliable(4)}[kind]()
+        to = m.to.clone() if kind == "clone" else m.to.unreliable(4)
         await to.send(1)
         to.cancel("sold out")
 
