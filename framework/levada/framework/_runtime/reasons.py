@@ -44,7 +44,10 @@ _ENDS: Final = {
 
 
 def reason_of_block(error: BaseException) -> str:
-    """Return why a channel is cancelled whose block an error has left."""
+    """Return why a channel is cancelled whose block an error has left.
+
+    Of a cancellation the innermost scope counts, as trio has it: if that was due at the same time, nothing of the actor is known.
+    """
     failure = error.split(trio.Cancelled)[1] if isinstance(error, BaseExceptionGroup) else error
     if isinstance(failure, Exception):
         return loss_of(failure) or "the sender has failed"
