@@ -180,7 +180,7 @@ def own_init() -> None:
 @mistake("answers with str, and")
 def another_answer() -> None:
     class Text(Actor[Question]):
-        @handles
+        @handles  # pyright: ignore[reportGeneralTypeIssues]
         def answer(self, m: Question) -> str:
             return ""
 

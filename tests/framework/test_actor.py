@@ -126,7 +126,7 @@ async def test_a_handler_overridden_by_name_keeps_its_class_of_messages(system: 
             return "base"
 
     class Plain(Base):
-        def who(self, m: Who) -> str:
+        def who(self, m: Who) -> str:  # pyright: ignore[reportIncompatibleVariableOverride]
             return "plain, over " + super().who(m)
 
     class Marked(Base):
@@ -306,14 +306,14 @@ def define_unannotated() -> None:
 def define_without_message() -> None:
     class Bad(Actor[Any]):
         @handles
-        def on(self) -> None:
+        def on(self) -> None:  # type: ignore[misc]
             pass
 
 
 def define_with_two_parameters() -> None:
     class Bad(Actor[Any]):
         @handles
-        def on(self, m: Add, n: int) -> None:
+        def on(self, m: Add, n: int) -> None:  # type: ignore[misc]
             pass
 
 
@@ -541,11 +541,11 @@ async def test_become_takes_a_class_of_handlers(system: ActorSystem) -> None:
 
 class Closed(Behaviour):
     @handles
-    def who(self: Door, m: Who) -> str:  # type: ignore[misc]
+    def who(self: Door, m: Who) -> str:  # pyright: ignore[reportGeneralTypeIssues]
         return f"closed {self.number}"
 
     @handles
-    async def open(self: Door, m: Reset) -> None:  # type: ignore[misc]
+    async def open(self: Door, m: Reset) -> None:  # pyright: ignore[reportGeneralTypeIssues]
         await trio.lowlevel.checkpoint()
         self.become(None)
 

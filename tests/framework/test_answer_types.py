@@ -164,7 +164,7 @@ def test_the_error_names_the_handler_the_question_and_both_types() -> None:
     with pytest.raises(ConfigurationError) as caught:
 
         class Clerk(Actor[Total]):
-            @handles
+            @handles  # pyright: ignore[reportGeneralTypeIssues]
             def total(self, m: Total) -> "str | None":  # noqa: UP037
                 return ""
 
@@ -175,7 +175,7 @@ def test_each_way_to_write_a_handler_is_checked() -> None:
     with pytest.raises(ConfigurationError, match="total answers with str"):
 
         class Blocks(Actor[Total]):
-            @handles
+            @handles  # pyright: ignore[reportGeneralTypeIssues]
             @blocking
             def total(self, m: Total) -> str:
                 return ""
@@ -201,7 +201,7 @@ def test_each_way_to_write_a_handler_is_checked() -> None:
     with pytest.raises(ConfigurationError, match=r"Busy\.total answers with str"):
 
         class Busy(Behaviour):
-            @handles
+            @handles  # pyright: ignore[reportGeneralTypeIssues]
             def total(self, m: Total) -> str:
                 return ""
 
@@ -225,7 +225,7 @@ async def test_a_name_that_is_defined_later_and_a_handler_of_many_questions_are_
         def forward(self, m: Forward) -> Later:
             return Later()
 
-        @handles
+        @handles  # pyright: ignore[reportGeneralTypeIssues]
         def both(self, m: Total | Name) -> int | str:
             return 1 if isinstance(m, Total) else "one"
 

@@ -170,25 +170,25 @@ def refused(make: Callable[[], object]) -> str:
 def test_a_handler_that_yields_is_refused() -> None:
     def plain() -> None:
         class Yields(Actor[Do]):
-            @handles
+            @handles  # pyright: ignore[reportGeneralTypeIssues]
             def do(self, m: Do) -> Iterator[int]:
                 yield 1
 
     def asynchronous() -> None:
         class Yields(Actor[Do]):
-            @handles
+            @handles  # pyright: ignore[reportGeneralTypeIssues]
             async def do(self, m: Do) -> AsyncIterator[int]:
                 yield 1
 
     def behaviour() -> None:
         class Mood(Behaviour):
-            @handles
+            @handles  # pyright: ignore[reportGeneralTypeIssues]
             async def do(self, m: Do) -> AsyncIterator[int]:
                 yield 1
 
     def overridden() -> None:
         class Changed(Doer):
-            def do(self, m: Do) -> Iterator[int]:
+            def do(self, m: Do) -> Iterator[int]:  # pyright: ignore[reportIncompatibleVariableOverride]
                 yield 1
 
     wanted = (

@@ -89,7 +89,7 @@ class Inherited(SyncHandler):
 
 
 class Overridden(SyncHandler):
-    def go(self, m: Go) -> None:
+    def go(self, m: Go) -> None:  # pyright: ignore[reportIncompatibleVariableOverride]
         super().go(m)
 
 

@@ -118,7 +118,7 @@ def test_a_cache_around_a_handler_is_refused() -> None:
         class Cached(Actor[Any]):
             @handles
             @functools.cache  # noqa: B019
-            def text(self, m: str) -> None: ...  # type: ignore[misc]
+            def text(self, m: str) -> None: ...
 
 
 @pytest.mark.handler_fails

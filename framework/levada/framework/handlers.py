@@ -10,11 +10,12 @@ from abc import ABCMeta
 from collections import abc
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import (
+    TYPE_CHECKING,
     Any,
     ClassVar,
     Final,
+    Generic,
     Literal,
-    Protocol,
     TypeVar,
     Union,
     get_args,
@@ -29,15 +30,18 @@ from trio.lowlevel import disable_ki_protection
 from ._runtime.dispatch import RUNTIME_ENTRIES
 from .annotations import expand
 from .errors import ConfigurationError
-from .message import Asks, reply_type
+from .message import Answered, Asks, Unasked, reply_type
 from .text import text_of
 
 __all__ = [
     "Behaviour", "blocking", "build_table", "find_handler", "flatten", "handles", "refuse_generator", "unprotected",
 ]  # fmt: skip
 
+M_co = TypeVar("M_co", covariant=True)
+A_co = TypeVar("A_co", covariant=True)
 M = TypeVar("M")
 R = TypeVar("R")
+S = TypeVar("S")
 F = TypeVar("F", bound=Callable[..., Any])
 
 _MARK = "__levada_handles__"
@@ -51,52 +55,72 @@ class _Marked:
         self.names = names
 
 
-class _Function(Protocol):
-    """A function, as opposed to a message class."""
+class _Handler(Generic[M_co, A_co]):
+    """A handler of `M_co` that answers with an `A_co`, for type checkers: this is how pyright compares an answer with its question.
 
-    __code__: types.CodeType
+    pyright finds both types by ``handles.__new__``, then binds them to the ``self`` of this ``__init__``.  An `Answered` fixes its `R`, so an
+    answer of another type does not fit; a message that is not a question is `Unasked`, and leaves `R` to the answer.  mypy reads the
+    ``__new__`` alone.
+    """
+
+    if TYPE_CHECKING:
+
+        def __init__(
+            self: _Handler[Unasked | Answered[R], R | Awaitable[R | None] | None], *message_types: Any
+        ) -> None: ...
+
+        @overload
+        def __get__(self, actor: None, owner: type) -> Callable[[Any, M_co], A_co]: ...
+        @overload
+        def __get__(self, actor: object, owner: type) -> Callable[[M_co], A_co]: ...
+        def __get__(self, actor: object, owner: type) -> Any: ...
+
+        def __call__(self, m: M_co) -> A_co: ...  # type: ignore[misc] # for protocols of handlers, such as a store's
 
 
-H = TypeVar("H", bound=_Function)
-
-
-@overload
-def handles(function: H, /) -> H: ...  # pyright: ignore[reportOverlappingOverload] - a message class has no __code__
-@overload
-def handles(*message_types: Any) -> Callable[[F], F]: ...
-def handles(*message_types: Any) -> Any:
+class handles(_Handler[M_co, A_co]):  # noqa: N801 - a decorator
     """Mark a method as the handler of a class of messages, a union of classes, or several.
 
     Bare ``@handles`` reads the annotation of the method's parameter; ``@handles(T)`` always works.  The method may be sync or async.
     Its return value is the answer to an ask.
     """
-    frame = sys._getframe(1)
-    names: dict[str, Any] = {}
-    outer = frame.f_back
-    if outer is not None and outer.f_globals is frame.f_globals and outer.f_locals is not outer.f_globals:
-        names.update(outer.f_locals)
-    names.update(frame.f_locals)
-    above = dict(frame.f_locals) if "__qualname__" in frame.f_locals else {}  # in the body of the class
 
-    def mark(function: F, message_types: tuple[Any, ...] = message_types) -> F:
-        if not hasattr(function, "__code__"):
-            raise _no_method(function, text_of(function, repr))
-        if is_handler(above.get(function.__name__)):
-            raise ConfigurationError(
-                f"{function.__qualname__} is the name of two handlers: the second would replace the first"
-            )
-        setattr(function, _MARK, _Marked(message_types, names))
-        return function
+    @overload
+    def __new__(cls, *message_types: type | types.UnionType | None) -> Callable[[F], F]: ...  # type: ignore[misc] # a decorator
+    @overload
+    def __new__(cls, function: Callable[[S, M_co], A_co], /) -> handles[M_co, A_co]: ...  # pyright: ignore[reportOverlappingOverload]
+    @overload
+    def __new__(cls, *message_types: Any) -> Callable[[F], F]: ...  # type: ignore[misc] # a decorator
+    def __new__(cls, *message_types: Any) -> Any:  # noqa: D102 - the class says it
+        frame = sys._getframe(1)
+        names: dict[str, Any] = {}
+        outer = frame.f_back
+        if outer is not None and outer.f_globals is frame.f_globals and outer.f_locals is not outer.f_globals:
+            names.update(outer.f_locals)
+        names.update(frame.f_locals)
+        above = dict(frame.f_locals) if "__qualname__" in frame.f_locals else {}  # in the body of the class
 
-    if len(message_types) == 1:
-        if inspect.isfunction(message_types[0]):
-            return mark(message_types[0], ())
-        found = message_types[0]
-        if hasattr(found, "__wrapped__") and not isinstance(found, type):  # such as functools.cache around the method
-            raise _no_method(found, getattr(found, "__qualname__", text_of(found, repr)))
-        if isinstance(found, (*_DESCRIPTORS, functools.partial, functools.partialmethod)):
-            raise _no_method(found, text_of(found, repr))
-    return mark
+        def mark(function: F, message_types: tuple[Any, ...] = message_types) -> F:
+            if not hasattr(function, "__code__"):
+                raise _no_method(function, text_of(function, repr))
+            if is_handler(above.get(function.__name__)):
+                raise ConfigurationError(
+                    f"{function.__qualname__} is the name of two handlers: the second would replace the first"
+                )
+            setattr(function, _MARK, _Marked(message_types, names))
+            return function
+
+        if len(message_types) == 1:
+            if inspect.isfunction(message_types[0]):
+                return mark(message_types[0], ())
+            found = message_types[0]
+            if hasattr(found, "__wrapped__") and not isinstance(
+                found, type
+            ):  # such as functools.cache around the method
+                raise _no_method(found, getattr(found, "__qualname__", text_of(found, repr)))
+            if isinstance(found, (*_DESCRIPTORS, functools.partial, functools.partialmethod)):
+                raise _no_method(found, text_of(found, repr))
+        return mark
 
 
 def flatten(annotation: Any) -> list[type]:

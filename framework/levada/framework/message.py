@@ -48,6 +48,7 @@ __all__ = [
 
 T = TypeVar("T")
 M_co = TypeVar("M_co", covariant=True)
+R = TypeVar("R")
 R_co = TypeVar("R_co", covariant=True)
 
 _DECORATORS: Final = {
@@ -79,6 +80,28 @@ class Asks(Generic[R_co]):
         def __levada_question__(self) -> Self: ...
 
         def __levada_answer__(self) -> R_co: ...
+
+        def __levada_answered__(self) -> _Exactly[R_co]: ...
+
+        def __sizeof__(self) -> str: ...  # type: ignore[override] # so that no question is `Unasked`
+
+
+class _Exactly(Generic[R]):
+    """A type that neither a subtype nor a supertype replaces."""
+
+    answer: R
+
+
+class Answered(Protocol[R]):
+    """A question that is answered with just an `R`: how `handles` tells pyright what a handler owes. Only type checkers see its method."""
+
+    def __levada_answered__(self) -> _Exactly[R]: ...
+
+
+class Unasked(Protocol):
+    """What is not a question: `Asks` alone does not have the ``__sizeof__`` of `object` for type checkers."""
+
+    def __sizeof__(self) -> int: ...
 
 
 class Question(Protocol[M_co, R_co]):

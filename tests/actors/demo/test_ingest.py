@@ -21,7 +21,7 @@ from levada.actors.journal import Journal, JournalConfig, Read, columns_of  # no
 from levada.actors.journal.ipc import rows_of_stream  # noqa: E402
 from levada.actors.lumberjack import Origin, Unit, connect, serve  # noqa: E402
 from levada.actors.spark.bridge import Mailbox  # noqa: E402
-from levada.framework import ActorSystem, Ref  # noqa: E402
+from levada.framework import ActorSystem, Ref, handles  # noqa: E402
 
 ORIGIN = Origin("0" * 32, "192.0.2.7:5044", 2)
 WRITER = "0123456789ab"
@@ -117,6 +117,7 @@ async def test_a_window_that_is_sent_again_is_in_the_journal_once(tmp_path: Path
         lost = False
 
         class Losing(Ingest):
+            @handles
             async def take(self, unit: Unit) -> None:
                 nonlocal lost
                 await super().take(unit)

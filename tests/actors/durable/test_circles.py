@@ -378,7 +378,7 @@ class Unread(MemoryJournal):
     """Does not find anna before the test says so."""
 
     @handles
-    async def find(self, m: ReadEntity) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    async def find(self, m: ReadEntity) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
         if m.entity == "anna":
             await WORLD["gate"].wait()
         return super().find(m)

@@ -38,7 +38,7 @@ class Slow(Journal):
         self.gate.waiting += 1
         await self.gate.open.wait()
         self.gate.waiting -= 1
-        waiting = super().append(m)  # type: ignore[no-untyped-call]  # a decorated method
+        waiting = super().append(m)
         if waiting is not None:
             await waiting
 
