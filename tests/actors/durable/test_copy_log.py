@@ -25,17 +25,25 @@ from levada.actors.journal import (  # noqa: E402
     Appended,
     CopyRows,
     CopyUnfinished,
+    Erased,
+    EraseEntity,
+    Extent,
+    Fenced,
+    Found,
+    GetExtent,
     Journal,
     JournalDamaged,
     JournalError,
     JournalFull,
     JournalUnwritable,
+    ReadEntity,
     Store,
     still,
     stream_of,
 )
 from levada.actors.journal.inspection import inspect  # noqa: E402
-from levada.framework import ActorSystem  # noqa: E402
+from levada.actors.journal.questions import MOST_COPIED  # noqa: E402
+from levada.framework import Actor, ActorSystem, Ref, handles  # noqa: E402
 from levada.framework.errors import ConfigurationError  # noqa: E402
 from levada.framework.platform import REAL  # noqa: E402
 
@@ -136,6 +144,16 @@ def stop_after(pages: int) -> Callable[[int, int], None]:
     return progress
 
 
+def stop_at(end: int) -> Callable[[int, int], None]:
+    """Stop when so many offsets have been reached."""
+
+    def progress(done: int, _: int) -> None:
+        if done == end:
+            raise Stop
+
+    return progress
+
+
 @pytest.mark.parametrize("pages", [1, 3])
 async def test_a_copy_that_was_cut_short_goes_on_where_it_stopped(
     tmp_path: Path, pages: int, monkeypatch: pytest.MonkeyPatch
@@ -213,6 +231,20 @@ async def test_an_unfinished_copy_of_another_log_is_refused(tmp_path: Path) -> N
         match=r"target is an unfinished copy of another log, 0123, and cannot become a copy of the log \w+\. Nothing is",
     ):
         await copied(source, target)
+
+
+async def test_an_unfinished_copy_of_another_log_is_no_copy_though_it_has_the_same_rows(tmp_path: Path) -> None:
+    """It would not open as a log."""
+    source, copy, target = tmp_path / "source", tmp_path / "copy", tmp_path / "target"
+    await fill(source)
+    await copied(source, copy)
+    with inspect(source) as found:
+        whole = sum(each.end for each in found.partitions)
+    with pytest.raises(Stop):
+        await copied(source, target, progress=stop_at(whole))
+    assert rows_of(target) == rows_of(copy)
+    with pytest.raises(ConfigurationError, match="target is an unfinished copy of another log"):
+        await copied(copy, target)
 
 
 async def test_what_is_erased_between_two_attempts_is_erased_from_the_copy(
@@ -369,13 +401,10 @@ async def test_a_source_that_lost_rows_since_is_refused(tmp_path: Path) -> None:
         accounts = await shards(system, Account, events=EVENTS, journal=source, shards=2)
         for name in ("anna", "bert", "dora"):
             await accounts[name].ask(Deposit(1))
-
-    def stop_at_the_end(done: int, whole: int) -> None:
-        if done == whole:
-            raise Stop
-
+    with inspect(source) as found:
+        whole = sum(each.end for each in found.partitions)
     with pytest.raises(Stop):
-        await copied(source, target, progress=stop_at_the_end)
+        await copied(source, target, progress=stop_at(whole))
     shutil.rmtree(source)
     older.rename(source)
     with pytest.raises(ConfigurationError, match=r"the copy has rows of shard \d up to \d+, and the source only up to"):
@@ -399,6 +428,75 @@ async def test_a_copy_goes_into_any_log_that_answers(tmp_path: Path) -> None:
         with pytest.raises(ConfigurationError, match="the copy has rows of shard 0 up to"):
             await copy_log(system, source, log)
     assert {place: each for place, each in rows_of(tmp_path / "target").items() if place != (0, end)} == rows_of(source)
+
+
+class Between(Actor[CopyRows | EraseEntity | GetExtent | ReadEntity]):
+    """Passes questions on to a log. Of a page, either the answer is lost on the way and it is asked again, or rows of another program come first."""
+
+    def __init__(self, log: Ref[Any], asked: list[Any], first: str = "") -> None:
+        self.log, self.asked, self.first = log, asked, first
+
+    @handles
+    async def copy(self, m: CopyRows) -> Appended | Fenced:
+        if self.first == "the same rows":
+            await self.log.ask(m)
+        elif self.first == "other rows":
+            await self.log.ask(CopyRows(b"", m.partition, m.at, m.at + 1))
+        return await self.log.ask(m)
+
+    @handles
+    async def tell_extent(self, m: GetExtent) -> Extent:
+        return await self.log.ask(m)
+
+    @handles
+    async def read(self, m: ReadEntity) -> Found:
+        self.asked.append(m)
+        return await self.log.ask(m)
+
+    @handles
+    async def erase(self, m: EraseEntity) -> Erased:
+        self.asked.append(m)
+        return await self.log.ask(m)
+
+
+async def test_a_page_whose_answer_was_lost_is_written_and_rows_of_another_program_are_noticed(tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    await fill(source)
+    rows, asked = rows_of(source), list[Any]()
+    async with ActorSystem("test", ask_timeout=60.0) as system:
+        journals = [partial(Journal, tmp_path / name, log_columns(EVENTS), config=log_config(2)) for name in "ab"]
+        one, two = (system.spawn(journal) for journal in journals)
+        assert (await copy_log(system, source, system.spawn(Between, one, asked, "the same rows"))).rows == len(rows)
+        with pytest.raises(JournalError, match="shard 0 of the copy ends at 1, wanted 0: another program writes to it"):
+            await copy_log(system, source, system.spawn(Between, two, asked, "other rows"))
+    assert rows_of(tmp_path / "a") == rows
+    # The rows of carl are gone from the source, so there is nothing to erase, which costs as much as an erasure.
+    assert {type(each) for each in asked} == {ReadEntity}
+
+
+async def test_gaps_of_any_width_are_copied(tmp_path: Path) -> None:
+    """A log that was trimmed begins late. The gaps here are as wide as a page may be, or about so."""
+    source, target, other = tmp_path / "source", tmp_path / "target", tmp_path / "other"
+    await fill(other)
+    with inspect(other) as found:
+        row = next(found.batches(0))[1].slice(0, 1)
+    gaps = [0, MOST_COPIED, MOST_COPIED - 1, MOST_COPIED + 1, 0, 3 * MOST_COPIED, MOST_COPIED - 1]
+    places, end = list[int](), 0
+    with Store.open(source, log_columns(EVENTS), log_config(1)) as store:
+        for gap in gaps:
+            if gap:
+                store.copy(CopyRows(b"", 0, end, end + gap))
+            place = end + gap
+            places.append(place)
+            end = place + 1
+            store.copy(CopyRows(row.add_column(0, "offset", pa.array([place])), 0, place, end))
+    told = list[int]()
+    found = await copied(source, target, verify=True, progress=lambda done, _: told.append(done))
+    assert list(rows_of(target, 1)) == [(0, place) for place in places]
+    assert (found.rows, found.end) == (len(places), {0: end})
+    # A gap is a step of its own unless the row behind it fits into a page with it.
+    _, b, c, d, e, f, _ = places
+    assert told == [1, b, b + 1, c + 1, d, e + 1, f, f + 1, end]
 
 
 @pytest.mark.ci
