@@ -7,7 +7,8 @@
 
 from __future__ import annotations
 
-from typing import Any, Generic, Protocol, TypeVar, assert_type
+from collections.abc import Callable
+from typing import Any, Generic, ParamSpec, Protocol, TypeVar, assert_type
 
 from levada.actors import aqueduct
 from levada.framework import (
@@ -27,6 +28,8 @@ from levada.framework import (
     restart,
 )
 
+P = ParamSpec("P")
+R = TypeVar("R")
 T = TypeVar("T")
 
 
@@ -175,6 +178,10 @@ class WrongAnswers(Actor[Any]):
         return 1
 
 
+def traced(function: Callable[P, R]) -> Callable[P, R]:
+    return function
+
+
 class RightAnswers(Actor[Any]):
     @handles
     def get(self, m: Get) -> bool:
@@ -226,6 +233,16 @@ class RightAnswers(Actor[Any]):
 
     @handles(Get, Numbers)
     def of_two_questions(self, m: Get | Numbers) -> int | list[int]:
+        return 1
+
+    @traced
+    @handles
+    def traced_above(self, m: Get) -> int:
+        return 1
+
+    @handles
+    @traced
+    async def traced_below(self, m: Get) -> int:
         return 1
 
 

@@ -75,7 +75,11 @@ class _Handler(Generic[M_co, A_co]):
         def __get__(self, actor: object, owner: type) -> Callable[[M_co], A_co]: ...
         def __get__(self, actor: object, owner: type) -> Any: ...
 
-        def __call__(self, m: M_co) -> A_co: ...  # type: ignore[misc] # for protocols of handlers, such as a store's
+        @overload  # what a decorator above `handles` takes
+        def __call__(self, actor: Any, message: M_co, /) -> A_co: ...  # type: ignore[misc]
+        @overload  # what pyright compares with the method of a protocol
+        def __call__(self, m: M_co) -> A_co: ...  # type: ignore[misc]
+        def __call__(self, *message: Any, **named: Any) -> Any: ...
 
 
 class handles(_Handler[M_co, A_co]):  # noqa: N801 - a decorator
