@@ -440,8 +440,8 @@ async def test_ma92_the_end_goes_on_when_the_control_pool_is_killed(start: Start
         async with trio.open_nursery() as nursery:
             nursery.start_soon(ends.peer.aclose)
             await trio.sleep(0.105)
-            # The client waits for its request to be acknowledged; the server, for its Disconnect.
-            assert ends.client.core.state is ConnectionState.FLUSHING
+            # The client waits for an answer; the server, for the acknowledgement of its Disconnect.
+            assert ends.client.core.state is ConnectionState.DRAINING
             assert ends.server.core.state is ConnectionState.CLOSING
             pool_of(ends.client).kill()
             pool_of(ends.server).kill()

@@ -8,8 +8,8 @@ from functools import partial
 import pytest
 import trio
 import trio.lowlevel
-from tests.actors.carried import cut
-from trio.testing import MockClock
+from tests.actors.carried import cut, memory_only
+from trio.testing import MockClock, wait_all_tasks_blocked
 
 from levada.actors.maop import (
     Call,
@@ -20,6 +20,7 @@ from levada.actors.maop import (
     OperationLost,
     OperationRefused,
     PeerConfig,
+    RetryPolicy,
     TimesConfig,
     connect,
     serve,
@@ -105,6 +106,65 @@ async def test_ma92_what_is_left_when_the_time_is_up_is_cancelled(
         # The time is up on both sides at once: the handler hears of its own side's end, or of what the other did.
         assert work.said in (["SHUTDOWN"], ["the connection is over"], ["the initiator wants no Response"])
         assert trio.current_time() == pytest.approx(3.0, abs=0.6)
+
+
+@pytest.mark.rule("MA-92")
+@pytest.mark.parametrize("leaving", ["client", "server"])
+async def test_ma92_what_crosses_the_end_is_refused(start: Start, leaving: str, autojump_clock: MockClock) -> None:
+    """The error says that the peer leaves and that nothing was begun; then the connection ends without further waiting."""
+    begun: list[int] = []
+
+    async def work(call: Call) -> None:
+        begun.append(1)
+
+    carrier = MemoryConfig(shape="connection", latency=0.1)
+    async with start({101: work}, client={"handlers": {101: work}}, carrier=carrier) as ends:
+        await ends.peer.request(101)
+        leaver, caller = (ends.peer, ends.caller) if leaving == "client" else (ends.caller, ends.peer)
+        errors: list[OperationRefused] = []
+
+        async def ask(body: bytes) -> None:
+            with pytest.raises(OperationRefused) as refused:
+                await caller.request(101, body)
+            errors.append(refused.value)
+
+        began = trio.current_time()
+        async with trio.open_nursery() as nursery:
+            for body in (b"", b"x"):
+                nursery.start_soon(ask, body)
+            await wait_all_tasks_blocked()
+            nursery.start_soon(leaver.aclose)
+        assert [(error.code, str(error)) for error in errors] == [
+            (14, "CAPACITY_LIMIT: the peer is closing the connection")
+        ] * 2
+        assert all(RetryPolicy().allows(error, keyed=False) for error in errors)
+        assert begun == [1]
+        await ends.peer.terminated()
+        assert trio.current_time() - began < 1.0
+
+
+@pytest.mark.rule("MA-92")
+@memory_only  # QMux waits for the other end of its carrier, for a bounded time
+@pytest.mark.parametrize("leaving", ["client", "server"])
+async def test_ma92_an_end_that_is_cancelled_while_it_waits_for_the_peer_is_at_once(
+    start: Start, leaving: str, autojump_clock: MockClock
+) -> None:
+    """The answer would take two seconds more. The other side hears of the loss as soon as that is possible."""
+    carrier = MemoryConfig(shape="connection", latency=1.0)
+    async with start({101: echo}, carrier=carrier) as ends:
+        await ends.peer.request(101)
+        leaver, other = (ends.peer, ends.caller) if leaving == "client" else (ends.caller, ends.peer)
+        began = trio.current_time()
+        with trio.move_on_after(0.5) as scope:
+            await leaver.aclose()
+        assert scope.cancelled_caught
+        assert trio.current_time() == pytest.approx(began + 0.5)
+        assert leaver.closed
+        await leaver.terminated()
+        assert trio.current_time() == pytest.approx(began + 0.5)
+        assert not other.closed
+        await other.terminated()
+        assert trio.current_time() == pytest.approx(began + 1.5, abs=0.02)
 
 
 @pytest.mark.rule("MA-89")

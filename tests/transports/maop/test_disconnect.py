@@ -16,6 +16,7 @@ from levada.transports.maop import (
     HandlerSpec,
     MaopConfig,
     OperationCancelled,
+    Refused,
     TimesConfig,
 )
 from levada.transports.maop.frames import Disconnect, DisconnectRequest, Done, Fail, Message, Proceed, Refuse, Request
@@ -112,12 +113,27 @@ def test_ma92_drained() -> None:
 
 
 @pytest.mark.rule("MA-92")
-def test_ma92_with_nothing_in_flight_disconnect_does_not_wait_for_an_answer() -> None:
-    """A peer that says nothing to the request costs no time: there is nothing that it could finish."""
+@pytest.mark.parametrize("answer", [DisconnectRequest(9000), Disconnect(), None])
+def test_ma92_a_drain_waits_until_the_peer_knows(answer: DisconnectRequest | Disconnect | None) -> None:
+    """What the peer began before it knew is refused, not lost. A peer that says nothing costs the drain time."""
     wire = Wire()
+    crossing = wire.bidi()
     wire.core.request_disconnect(5.0, "bye", now=0.0)
     wire.flush()
     assert wire.signals() == [DisconnectRequest(5000, b"bye")]
+    wire.wait(1.0)
+    wire.give(crossing, Request(101, 0), fin=True)
+    assert wire.signals() == [Refuse(((crossing, 0, 14),))]
+    assert deadline(wire) == 5.0
+    if answer is None:
+        wire.wait(4.0)
+    else:
+        wire.signal(answer)
+    if isinstance(answer, Disconnect):
+        assert wire.core.state is ConnectionState.CLOSED
+        assert wire.closed is not None
+        assert wire.closed.code == 0
+        return
     assert wire.core.state is ConnectionState.FLUSHING
     wire.core.control_acknowledged(now=0.0)
     wire.flush()
@@ -165,6 +181,25 @@ def test_ma92_two_cores_drain(both: bool) -> None:
     for events in pair.events:
         assert isinstance(events[-1], ConnectionEnded)
         assert events[-1].code == 0
+
+
+@pytest.mark.rule("MA-92")
+@pytest.mark.parametrize("leaving", [0, 1])
+def test_ma92_an_operation_that_crosses_the_end_is_refused(leaving: int) -> None:
+    """With a body or without, to a server or to a client; nothing of it is begun, and no time is lost."""
+    pair = Pair()
+    other = 1 - leaving
+    crossing = [
+        pair.cores[other].send_message(100, b"x", now=0.0),
+        pair.cores[other].send_request(101, b"", now=0.0),
+    ]
+    pair.events[leaving].extend(pair.cores[leaving].drain(0.0))
+    pair.pump()
+    refused = [event for event in pair.events[other] if isinstance(event, Refused)]
+    assert sorted((event.stream_id, event.code) for event in refused) == [(stream, 14) for stream in sorted(crossing)]
+    assert not [event for event in pair.events[leaving] if isinstance(event, Execute)]
+    pair.wait(1.0)
+    assert [type(events[-1]) for events in pair.events] == [ConnectionEnded, ConnectionEnded]
 
 
 @pytest.mark.rule("MA-93")

@@ -155,13 +155,21 @@ class OwnOperation(Pooled):
         assert outcome is not None
         if isinstance(outcome, OperationStopped):
             raise outcome
-        raise make_error(outcome, lost=self.connection.end is not None)
+        raise make_error(outcome, lost=self.connection.end is not None, leaving=self.connection.core.heard)
 
 
-def make_error(outcome: RefusedEvent | Failed, *, lost: bool) -> MaopError:
-    """Make the error for an operation that did not succeed; `lost` says whether its connection has ended."""
+def make_error(outcome: RefusedEvent | Failed, *, lost: bool, leaving: bool) -> MaopError:
+    """Make the error for an operation that did not succeed.
+
+    Args:
+        outcome: what the core says.
+        lost: whether the connection has ended.
+        leaving: whether the peer has asked for its end. A refusal on the wire does not say so.
+    """
     if isinstance(outcome, RefusedEvent):
-        return OperationRefused(code=outcome.code, retry_after=outcome.retry_after)
+        leaving = leaving and outcome.code == ErrorCode.CAPACITY_LIMIT
+        detail = "the peer is closing the connection" if leaving else ""
+        return OperationRefused(detail, code=outcome.code, retry_after=outcome.retry_after)
     kind: type[OperationFailed] = OperationFailed
     if lost and not outcome.by_peer and outcome.code == ErrorCode.CANCELLED:
         kind = OperationLost

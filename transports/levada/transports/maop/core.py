@@ -688,7 +688,8 @@ class MaopCore(Side):
                 self.gate.pump(now)
                 self.gate.flush(now)
                 self.pool.flush(self.out, now)
-        if self.state is _DRAINING and not self.operations and not self.pool.waiting():
+        # MA-92: without a word of the peer, operations that it began before it heard of the drain may be on their way.
+        if self.state is _DRAINING and self.heard and not self.operations and not self.pool.waiting():
             self.drained(now)
         out, self.out = self.out, []
         return out

@@ -73,7 +73,9 @@ class Session(ABC):
         self._early: list[tuple[int, bytes | None, bool]] = []
         self._early_bytes = 0
         self._auth_fin = False
-        self._asked = self._answered = False
+        self._asked = False
+        self.heard = False
+        """Whether the peer has sent a Disconnect Request."""
         self._drain_time = 0.0
 
     @abstractmethod

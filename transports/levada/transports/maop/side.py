@@ -214,6 +214,7 @@ class Side(Session):
     def request_disconnect(self, drain_time: float, reason: str, now: float) -> list[Event]:
         """Request the end: running operations may finish within `drain_time` seconds; 0 ends the connection at once.
 
+        The drain also lasts until the peer has answered by a request of its own or by Disconnect: operations that cross the request are refused.
         While draining, the call answers the peer's request with our own time, and the shorter one holds. If our own request was answered, it
         grants more time.
 
@@ -229,7 +230,6 @@ class Side(Session):
         if self.state is _DRAINING and not self._asked:
             left = max(0.0, (self.at or now) - now)
             drain_time = min(drain_time, left)
-            self._answered = True
         self._asked = True
         self._drain(drain_time, reason, by_peer=False, now=now)
         return self.take_events()
@@ -296,8 +296,8 @@ class Side(Session):
     def on_disconnect_request(self, drain_time: float, reason: str, now: float) -> None:
         """Process a Disconnect Request. Source: MA-89, MA-90, MA-92."""
         time = min(drain_time, self.config.times.max_drain_time)
-        if self.state is _DRAINING and self._asked and not self._answered:
+        if self._asked and not self.heard:
             # MA-90 (b): an answer; the shorter time holds. Two simultaneous requests look the same to both sides.
-            self._answered = True
             time = min(time, self._drain_time)
+        self.heard = True
         self._drain(time, reason, by_peer=True, now=now)
