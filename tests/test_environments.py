@@ -25,7 +25,7 @@ BRIDGE = ("test_asks_spark", "test_query", "test_sink", "test_source")
 def floors(extra: str | None = None) -> dict[str, str]:
     """Return the oldest version of each dependency."""
     dependencies = PROJECT["dependencies"] if extra is None else PROJECT["optional-dependencies"][extra]
-    found = [re.match(r"([\w-]+)>=([\d.]+)", dependency) for dependency in dependencies]
+    found = [re.match(r"([\w-]+)(?:\[\w+\])?>=([\d.]+)", dependency) for dependency in dependencies]
     return {floor[1]: floor[2] for floor in found if floor is not None}
 
 
@@ -105,6 +105,22 @@ def test_the_bridge_on_the_oldest_versions(tmp_path: Path) -> None:
     tests = ("--profile", "ci", *(f"tests/actors/spark/{name}.py" for name in BRIDGE))
     packages = [*oldest("spark"), *oldest("journal"), *CORE, TESTS_NEED]
     run_tests(tmp_path / "venv", sys.executable, *packages, tests=tests)
+
+
+@pytest.mark.release
+@pytest.mark.timeout(900)
+def test_the_oldest_type_checkers_see_the_same_in_code_of_users(tmp_path: Path) -> None:
+    dev = floors("dev")
+    checkers = [f"mypy=={dev['mypy']}.*", f"pyright[nodejs]=={dev['pyright']}.*"]
+    subprocess.run([sys.executable, "-m", "venv", str(tmp_path / "venv")], check=True)
+    python = str(tmp_path / "venv" / "bin" / "python")
+    subprocess.run([python, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *checkers], check=True)
+    code = shutil.copy(ROOT / "tests" / "typing" / "user_code.py", tmp_path)
+    for tool in (["mypy", "--strict", "--python-executable"], ["pyright", "--pythonpath"]):
+        done = subprocess.run(
+            [python, "-m", *tool, sys.executable, code], cwd=tmp_path, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout[-5000:]
 
 
 @pytest.mark.release

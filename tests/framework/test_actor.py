@@ -306,14 +306,14 @@ def define_unannotated() -> None:
 def define_without_message() -> None:
     class Bad(Actor[Any]):
         @handles
-        def on(self) -> None:  # type: ignore[misc]
+        def on(self) -> None:
             pass
 
 
 def define_with_two_parameters() -> None:
     class Bad(Actor[Any]):
         @handles
-        def on(self, m: Add, n: int) -> None:  # type: ignore[misc]
+        def on(self, m: Add, n: int) -> None:
             pass
 
 

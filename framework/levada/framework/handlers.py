@@ -90,11 +90,11 @@ class handles(_Handler[M_co, A_co]):  # noqa: N801 - a decorator
     """
 
     @overload
-    def __new__(cls, *message_types: type | types.UnionType | None) -> Callable[[F], F]: ...  # type: ignore[misc] # a decorator
+    def __new__(cls, *message_types: type | types.UnionType | None) -> _Marks: ...
     @overload
     def __new__(cls, function: Callable[[S, M_co], A_co], /) -> handles[M_co, A_co]: ...  # pyright: ignore[reportOverlappingOverload]
     @overload
-    def __new__(cls, *message_types: Any) -> Callable[[F], F]: ...  # type: ignore[misc] # a decorator
+    def __new__(cls, *message_types: Any) -> _Marks: ...
     def __new__(cls, *message_types: Any) -> Any:  # noqa: D102 - the class says it
         frame = sys._getframe(1)
         names: dict[str, Any] = {}
@@ -125,6 +125,14 @@ class handles(_Handler[M_co, A_co]):  # noqa: N801 - a decorator
             if isinstance(found, (*_DESCRIPTORS, functools.partial, functools.partialmethod)):
                 raise _no_method(found, text_of(found, repr))
         return mark
+
+
+if TYPE_CHECKING:
+
+    class _Marks(handles[Any, Any]):
+        """What ``@handles(T)`` makes of a method: the method."""
+
+        def __call__(self, function: F, /) -> F: ...  # type: ignore[override]
 
 
 def flatten(annotation: Any) -> list[type]:
