@@ -216,10 +216,13 @@ async def test_parts_of_a_group_are_all_named(caplog: pytest.LogCaptureFixture) 
         assert r"AskTimeout: no answer\n; ChannelCancelled: gone; failure " in logged(caplog).getMessage()
 
 
-def stopped_by(cause: BaseException | None) -> ActorStopped:
-    error = ActorStopped("/desk has failed", actor="/desk")
+def caused(error: Exception, cause: Exception | None) -> Exception:
     error.__cause__ = cause
     return error
+
+
+def stopped_by(cause: Exception | None) -> Exception:
+    return caused(ActorStopped("/desk has failed", actor="/desk"), cause)
 
 
 @pytest.mark.parametrize(
@@ -233,6 +236,8 @@ def stopped_by(cause: BaseException | None) -> ActorStopped:
         (ChannelCancelled("over"), "a channel was cancelled"),
         (ChannelCancelled("over", reason="sold out"), "sold out"),
         (KeyError("tea"), ""),
+        (caused(KeyError("tea"), AskTimeout("a")), ""),
+        (caused(AskTimeout("a"), KeyError("tea")), "an actor did not answer in time"),
     ],
 )
 def test_the_loss_of_an_error(error: BaseException, loss: str) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import pickle
+import weakref
 from collections.abc import Awaitable, Callable
 from functools import partial
 from typing import Any, TypeVar
@@ -650,6 +652,43 @@ async def test_a_block_that_is_cancelled_just_when_its_reader_leaves_passes_on_t
             scope.cancel()
     assert scope.cancelled_caught
     assert sender.state is RECEIVER_CLOSED
+
+
+async def test_a_block_that_is_cancelled_just_when_its_reader_leaves_keeps_no_sender(
+    request: pytest.FixtureRequest,
+) -> None:
+    """It is free at once, without the garbage collector."""
+    gc.disable()
+    request.addfinalizer(gc.enable)
+
+    async def block() -> weakref.ref[Sender[int]]:
+        sender, receiver = channel(int)
+        receiver.close()
+        with trio.CancelScope() as scope:
+            async with sender, trio.open_nursery() as nursery:
+                nursery.start_soon(sender.send, 1)
+                nursery.start_soon(trio.sleep_forever)
+                scope.cancel()
+        assert scope.cancelled_caught
+        return weakref.ref(sender)
+
+    assert (await block())() is None
+
+
+async def test_a_block_that_is_cancelled_when_its_reader_leaves_and_something_fails_passes_on_the_failure() -> None:
+    sender, receiver = channel(int)
+    receiver.close()
+
+    async def fail() -> None:
+        raise KeyError("tea")
+
+    with pytest.raises(ExceptionGroup) as caught, trio.CancelScope() as scope:
+        async with sender, trio.open_nursery() as nursery:
+            nursery.start_soon(sender.send, 1)
+            nursery.start_soon(fail)
+            nursery.start_soon(trio.sleep_forever)
+            scope.cancel()
+    assert {type(error) for error in caught.value.exceptions} == {KeyError, ReceiverClosed}
 
 
 async def test_a_block_leaves_a_sender_alone_that_was_sent_away_inside() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from functools import partial
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ import trio
 from trio.testing import wait_all_tasks_blocked
 
 from levada.actors.aqueduct import Peer, PeerConfig, RawMessage, connect, serve
+from levada.actors.aqueduct.entry import connect_over
 from levada.framework import (
     Actor,
     ActorSystem,
@@ -28,6 +30,7 @@ from levada.framework import (
 from levada.framework.channel import TerminalState
 from levada.framework.codec import AttachmentKind, Codec
 from levada.framework.errors import AskTimeout, ChannelCancelled
+from levada.transports.carriers import MemoryConfig, dial
 
 
 @message("tests.reasons.Follow")
@@ -39,6 +42,11 @@ class Follow:
 @message("tests.reasons.Wanted")
 class Wanted:
     answer: OneshotSender[int]
+
+
+@message("tests.reasons.Numbers")
+class Numbers:
+    numbers: Receiver[int]
 
 
 async def follow(m: Follow) -> None:
@@ -191,6 +199,48 @@ async def test_in_one_process_too() -> None:
     sender.send_nowait(1)
     sender.cancel("sold out")
     assert (await end_of(numbers)).reason == "sold out"
+
+
+async def test_a_program_that_ends_inside_a_block_is_no_failure_of_the_sender() -> None:
+    sender, numbers = channel(int)
+    with pytest.raises(SystemExit, match="3"), sender:
+        raise SystemExit(3)
+    assert (await end_of(numbers)).reason == "its task was cancelled"
+
+
+@pytest.mark.parametrize("deep", [False, True])
+async def test_a_block_that_is_left_by_a_group_of_one_cancellation(deep: bool) -> None:
+    sender, numbers = channel(int)
+    with trio.CancelScope() as scope, sender:
+        scope.cancel()
+        try:
+            await trio.lowlevel.checkpoint()
+        except trio.Cancelled as cancelled:
+            group = BaseExceptionGroup("", [cancelled])
+            raise BaseExceptionGroup("", [group]) if deep else group from None
+    assert (await end_of(numbers)).reason == "its task was cancelled"
+
+
+async def test_a_channel_that_is_cancelled_before_the_peer_has_greeted_tells_no_reason() -> None:
+    """Nobody knows yet whether the peer can read it."""
+    got: list[Any] = []
+
+    async def take(m: Numbers) -> None:
+        got.append(await end_of(m.numbers))
+
+    early = partial(dial, "memory://desk", MemoryConfig(shape="connection"))
+    async with (
+        ActorSystem() as system,
+        serve(system, "aqueduct+memory://desk", take, Numbers),
+        connect_over(system, early, Numbers, config=PeerConfig(early=True)) as peer,
+    ):
+        sender, numbers = channel(int)
+        await peer.send(Numbers(numbers))
+        assert not peer.headers
+        sender.cancel("sold out")
+        await wait_all_tasks_blocked()
+        assert peer.headers
+        assert [error.reason for error in got] == [""]
 
 
 @pytest.mark.handler_fails

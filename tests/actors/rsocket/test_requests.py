@@ -239,6 +239,8 @@ async def test_wrong_answers_and_wrong_questions() -> None:
                 return "not octets"
             case b"nothing":
                 return None
+            case b"says nothing":
+                raise ArithmeticError
 
         async def items() -> AsyncIterator[bytes]:
             yield b"item"
@@ -248,6 +250,8 @@ async def test_wrong_answers_and_wrong_questions() -> None:
     async with pair(handler, server=ServerConfig(error_texts=True)) as (peer, _, _system):
         with pytest.raises(ApplicationError, match="wanted bytes"):
             await peer.request_response(b"text")
+        with pytest.raises(ApplicationError, match=r"^ArithmeticError"):
+            await peer.request_response(b"says nothing")
         with pytest.raises(RequestInvalid, match="send a request-stream"):
             await peer.request_response(b"items")
         assert await peer.request_response(b"nothing") == Payload(b"", None)

@@ -702,13 +702,11 @@ class Outbound(HalfActor):
     def _reason_sent(self) -> bool:
         """Send why the channel was cancelled as its last message, if the peer can read it and has room for it."""
         reason, half, core = self.channel.sender.reason, self.half, self.halves.core
-        if not reason or half.state not in SENDING or not half.has_room(_ORDERED) or (half.oneshot and half.sent):
-            return False
-        if REASONS not in (core.peer_headers or ()):
+        if not reason or REASONS not in (core.peer_headers or ()):
             return False
         try:
             half.send(self.halves.codec.encode(CancelReason(printable(reason, MAX_CAUSE))))
-        except (LocalProtocolError, ValueError):  # the settings allow not even this
+        except (LocalProtocolError, ValueError):  # it has ended, has no room, or the settings allow not even this
             return False
         return True
 
