@@ -64,9 +64,34 @@ async def read_from_a_lost_source(system: ActorSystem) -> None:
     await receiver.receive()
 
 
+async def fail(_: object) -> None:
+    raise rsocket.RequestCanceled("no tea")
+
+
+async def ask_another_server(system: ActorSystem) -> None:
+    """In a nursery, whose group says nothing about this handler's own request."""
+    async with (
+        rsocket.serve(system, "rsocket+memory://kitchen", fail) as listener,
+        rsocket.connect(system, listener.url) as peer,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(peer.request_response, b"tea")
+
+
+async def begin_at_another_server(system: ActorSystem) -> None:
+    clients = BearerTokens.of({b"secret": Identity("desk")})
+    async with (
+        maop.serve(system, "maop+memory://kitchen", {}, authenticate=clients) as listener,
+        maop.connect(system, listener.url, token=b"secret") as peer,
+    ):
+        await peer.request(101)
+
+
 LOSSES: dict[str, tuple[Work, str, str]] = {
     "ask": (ask_in_vain, "an actor did not answer in time", "AskTimeout: "),
     "stopped": (stop_while_asked, "an actor has stopped", "ActorStopped: "),  # a group of errors
+    "request": (ask_another_server, "a request was answered with an error", "RequestCanceled: no tea"),
+    "operation": (begin_at_another_server, "an operation did not succeed", "OperationRefused: "),
     "source": (read_from_a_lost_source, "a channel was cancelled", "ChannelCancelled: "),
 }
 

@@ -29,6 +29,8 @@ __all__ = [
 class MaopError(LevadaError):
     """An operation did not succeed."""
 
+    loss = "an operation did not succeed"
+
     code: int | None = None
     """A `levada.transports.maop.ErrorCode`; codes from 1024 on belong to the application."""
 
@@ -68,15 +70,21 @@ class OperationTimeout(OperationFailed, TimeoutError):
 class OperationLost(OperationFailed, ConnectionLost):
     """The connection ended while the operation ran. Source: section 21."""
 
+    loss = ConnectionLost.loss
+
 
 @attrs.define(eq=False, slots=False, str=False)
 class OperationStopped(OperationFailed, ActorStopped):
     """The operation's actor was stopped, and the operation was cancelled at the peer."""
 
+    loss = ActorStopped.loss
+
 
 @attrs.define(eq=False, slots=False, str=False)
 class Disapproved(MaopError, ConnectionLost):
     """The server turned this client away. Source: MA-21 to MA-27."""
+
+    loss = ConnectionLost.loss
 
     retry_after: float | None = None
     """Seconds to wait before another attempt; ``None`` without a hint."""

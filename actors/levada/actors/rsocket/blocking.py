@@ -94,6 +94,8 @@ class TimedStreamOptions(TimedOptions, StreamOptions, total=False):
 class RequestTimeout(LevadaError, TimeoutError):
     """No answer came in time. The request has been cancelled at the peer, and may have been processed."""
 
+    loss = "a request was not answered in time"
+
 
 def connect(url: str, *, config: ClientConfig | None = None, timeout: float | None = None) -> BlockingPeer:
     """Connect to a server and send SETUP.

@@ -33,6 +33,8 @@ class RequestFailed(ChannelError):
     CarrierError`` does not catch it.
     """
 
+    loss = "a request was answered with an error"
+
     code: int = 0
     """The code of the ERROR frame; codes above 0x300 belong to the application."""
     data: bytes = b""
