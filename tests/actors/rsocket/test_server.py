@@ -34,7 +34,7 @@ from levada.actors.rsocket.dialects import core_of
 from levada.actors.rsocket.encoding import COMPOSITE
 from levada.actors.rsocket.server import ListenerActor
 from levada.framework import Actor, ActorSystem, Identity, Receiver, current_peer, handles
-from levada.framework.errors import ConfigurationError, ConnectionClosed, ConnectionLost
+from levada.framework.errors import ChannelConnectionLost, ConfigurationError, ConnectionClosed, ConnectionLost
 from levada.framework.testing import Probe
 from levada.transports.carriers.contracts import ByteStream, CarrierInfo
 from levada.transports.carriers.memory import MemoryByteStream, MemoryConfig, dial
@@ -850,6 +850,41 @@ async def test_draining_lets_streams_end(autojump_clock: MockClock) -> None:
             assert peer.end is not None
             assert peer.end.reason is EndReason.CLOSED_BY_PEER
             assert trio.current_time() - began < 3
+
+
+async def test_followers_of_a_server_that_leaves_read_that_it_leaves(autojump_clock: MockClock) -> None:
+    """RS-31: an endless stream has the time of the drain; then its client reads who ended it."""
+
+    async def ticks(request: Request) -> AsyncIterator[bytes]:
+        while True:
+            yield b"tick"
+            await trio.sleep(1)
+
+    got: list[bytes] = []
+
+    async def follow(peer: ConnectedPeer) -> None:
+        with pytest.raises(
+            ChannelConnectionLost, match=r": the peer closed the connection: .* after the drain timeout$"
+        ):
+            async for payload in await peer.request_stream(b""):
+                got.append(payload.data)
+
+    async with (
+        ActorSystem() as system,
+        serve(
+            system, "rsocket+memory://desk", ticks, config=ServerConfig(core=CoreConfig(drain_timeout=2.5))
+        ) as listener,
+        connect(system, listener.url) as peer,
+        trio.open_nursery() as nursery,
+    ):
+        nursery.start_soon(follow, peer)
+        await wait_all_tasks_blocked()
+        nursery.start_soon(listener.aclose)
+        await peer.terminated()
+        assert trio.current_time() == pytest.approx(2.5, abs=0.1)
+        assert peer.end is not None
+        assert peer.end.reason is EndReason.CLOSED_BY_PEER
+    assert len(got) == 3
 
 
 @pytest.mark.parametrize("sent", [0.049, 0.050, 0.051])

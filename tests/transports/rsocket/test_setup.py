@@ -468,8 +468,20 @@ def test_rs31_without_streams_it_is_over_at_once(pair: Pair, sent: Sent) -> None
 
 
 @pytest.mark.rule("RS-31")
-def test_rs31_the_drain_timeout(pair: Pair) -> None:
-    """Streams that do not end within `drain_timeout` are failed."""
+@pytest.mark.parametrize(
+    ("cut", "reason", "code", "text"),
+    [
+        (
+            "",
+            EndReason.CLOSED_BY_PEER,
+            ErrorCode.CONNECTION_CLOSE,
+            "the peer closed the connection: streams were open after the drain timeout",
+        ),
+        ("somebody dug", EndReason.LOST, 0, "somebody dug"),
+    ],
+)
+def test_rs31_the_drain_timeout(pair: Pair, cut: str, reason: EndReason, code: int, text: str) -> None:
+    """Streams that do not end within `drain_timeout` are failed. The peer is told why, unless the carrier fails before it ends."""
     link = pair(drain_timeout=30.0, keepalive_interval=100.0)
     link.client.send_request_response(Payload(), 0.0)
     link.settle()
@@ -479,8 +491,10 @@ def test_rs31_the_drain_timeout(pair: Pair) -> None:
     events = link.client.handle_timeout(35.0)
     assert [type(event) for event in events] == [StreamFailed, ConnectionEnded]
     # The server hears of it now; its own time to drain is the carrier's.
-    assert link.to_server() == [ConnectionDraining("")]
-    assert [type(event) for event in link.server.connection_lost(0, "", 35.0)] == [StreamCancelled, ConnectionEnded]
+    assert link.to_server() == [ConnectionDraining("streams were open after the drain timeout")]
+    cancelled, end = link.server.connection_lost(0, cut, 35.0)
+    assert isinstance(cancelled, StreamCancelled)
+    assert end == ConnectionEnded(reason, code, text)
 
 
 @pytest.mark.rule("RS-31")

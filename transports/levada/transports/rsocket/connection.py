@@ -87,6 +87,8 @@ class RSocketConnection(ReactiveStreamsCore):
         self._token: bytes | None = None
         self._version = config.version
         self._resume_frame: ResumeFrame | None = None
+        self._farewell = ""
+        """How the peer ended the connection, once it has sent CONNECTION_CLOSE."""
         if client:
             self._send_setup(random_bytes)
 
@@ -148,12 +150,19 @@ class RSocketConnection(ReactiveStreamsCore):
     def _end_drain(self, events: list[Event], text: str) -> None:
         if self._ended_by is EndReason.CLOSED:  # this side began the drain
             # RS-31: not earlier. A peer may end its streams when it gets CONNECTION_CLOSE, as rsocket-java does.
-            self._put_control(ErrorFrame(0, ErrorCode.CONNECTION_CLOSE, b""), behind=True)
+            said = text.encode() if self._streams else b""
+            self._put_control(ErrorFrame(0, ErrorCode.CONNECTION_CLOSE, said), behind=True)
             if not (self._client or self._streams or self._in_turn) and self._now < self._until:
                 self._move(ConnectionInput.SEND_CLOSE)
                 self._until = min(self._until, self._now + _LINGER)
                 return
         self._end(events, self._ended_by, ErrorCode.CONNECTION_CLOSE, text)
+
+    def _lost(self, events: list[Event], reason: str, now: float) -> None:
+        if self._farewell and not reason and self._state is ConnectionState.DRAINING:
+            self._end(events, EndReason.CLOSED_BY_PEER, ErrorCode.CONNECTION_CLOSE, self._farewell)
+        else:
+            super()._lost(events, reason, now)
 
     def _send_setup(self, random_bytes: Callable[[int], bytes]) -> None:
         config = self._config
@@ -347,6 +356,7 @@ class RSocketConnection(ReactiveStreamsCore):
             if self._state is ConnectionState.CLOSING:
                 self._end(events, EndReason.CLOSED, ErrorCode.CONNECTION_CLOSE, "both sides have ended the connection")
             elif self._state is not ConnectionState.DRAINING:
+                self._farewell = "the peer closed the connection" + (f": {text}" if text else "")
                 events.append(ConnectionDraining(text))
                 self._drain(events, EndReason.CLOSED_BY_PEER, self._now)
         else:

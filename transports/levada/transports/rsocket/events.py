@@ -71,7 +71,7 @@ class EndReason(Enum):
     CLOSED = "closed"
     """This side closed it, or drained it to the end."""
     CLOSED_BY_PEER = "closed by peer"
-    """The peer sent CONNECTION_CLOSE, and then every stream ended or the drain timed out."""
+    """The peer sent CONNECTION_CLOSE, and then every stream ended, the drain timed out, or the peer closed the carrier."""
     FAILED_BY_PEER = "failed by peer"
     """The peer sent CONNECTION_ERROR."""
     PROTOCOL = "protocol"
