@@ -209,6 +209,28 @@ def test_the_archive_of_another_log_is_refused(tmp_path: Path) -> None:
             trim(store, place)
 
 
+@pytest.mark.parametrize(("later", "trimmed", "marked", "row"), [("carl", 59, True, 59), ("bert", 58, False, 58)])
+def test_the_archive_of_another_log_is_refused_by_one_that_was_trimmed_up_to_the_row_that_is_compared(
+    tmp_path: Path, later: str, trimmed: int, marked: bool, row: int
+) -> None:
+    """As a program trims that names no archive. Without a mark, as levada 0.2 wrote it, the newest row of an entity is compared."""
+    place = str(tmp_path / "archive")
+    with Store.open(tmp_path / "log", COLUMNS, log_config(1)) as store:
+        append(store, rows_from(0, ROWS))
+        trim(store, place)
+    if not marked:
+        [file] = Path(place).glob("*/*")
+        pyarrow.parquet.write_table(pyarrow.parquet.read_table(file).replace_schema_metadata(), file)
+    with Store.open(tmp_path / "other", COLUMNS, log_config(1)) as store:
+        snapshot = rows_from(ROWS, 1)[0] | {"entity": later, "kind": "$snapshot"}
+        for each in [*rows_from(0, ROWS), snapshot]:  # each in a block of its own, since blocks are trimmed
+            append(store, [each | {"sequence": each["sequence"] + 1}])
+        assert trim(store, "") > 0
+        assert store.extent().trimmed == {0: trimmed}
+        with pytest.raises(JournalError, match=f"row {row} of shard 0 is another one in the log, or missing"):
+            trim(store, place)
+
+
 def test_a_backup_from_before_the_archive_goes_on_with_it_only_if_it_has_all_its_rows(tmp_path: Path) -> None:
     log, place = tmp_path / "log", str(tmp_path / "archive")
     with Store.open(log, COLUMNS, log_config(1)) as store:
@@ -346,6 +368,9 @@ def test_a_log_remembers_its_archive(tmp_path: Path) -> None:
         append(store, rows_from(0, ROWS))
         assert trim(store, str(place)) > 0
         left = store.extent().trimmed
+        place.rename(other)
+        assert trim(store, str(place)) == 0  # with nothing to write it is not looked for
+        other.rename(place)
     with Store.open(tmp_path / "log", COLUMNS, log_config(1)) as store:
         append(store, rows_from(ROWS, 40))
         with pytest.raises(JournalError, match=r"shard 0 has old rows in the archive .*archive, and it is not named"):

@@ -774,6 +774,10 @@ async def test_what_is_noted_as_gone_beside_erased_rows_hides_none_of_them(url: 
             assert rows.first == (there[0] if there else start)
         server.execute(f"INSERT INTO {table_of(url)}_erased VALUES (0, 3, 4)")  # what is noted twice is no row too many
         assert (await log.ask(ReadRows(0, 2, 6))).count == 0
+        await log.ask(Append(rows_for("f", "f", "g"), partition=0, at=12))
+        server.execute(f"INSERT INTO {table_of(url)}_erased VALUES (0, 12, 13)")  # too early, since the row is there
+        assert await log.ask(EraseEntity("f", partition=0)) == Erased(0, 2)
+        assert (await log.ask(ReadRows(0, 12))).first == 14
 
 
 async def test_rows_before_the_first_one_are_named(url: str, server: Cluster) -> None:
@@ -939,16 +943,16 @@ async def test_told_rows_are_written_and_the_log_names_those_that_are_lost(
     url: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     first = rows_for("a").add_column(0, pa.field("offset", pa.int64(), nullable=False), pa.array([0]))
-    async with log_at(url, 1) as log:
+    async with log_at(url, 2) as log:
         log.tell(CopyRows(stream_of(first), 0, 0, 1))
-        assert (await log.ask(AwaitRows({}))).end == {0: 1}
+        assert (await log.ask(AwaitRows({}))).end == {0: 1, 1: 0}
         log.tell(CopyRows(stream_of(first), 7, 0, 1))
-        log.tell(Append(rows_for("b"), partition=0, at=5))
+        log.tell(Append(rows_for("b"), partition=1, at=5))
         log.tell(Append(rows_for(), partition=0, at=1))  # compares, and has nobody to answer
         assert await log.ask(Append(rows_for("c"), partition=0, at=1)) == Appended(0, 1, 1)
     assert [text.partition("lost: ")[2] for text in caplog.messages if "told, not asked" in text] == [
-        f"{store(url).address.shown}: there is no partition 7, there are 0 to 0",
-        "Fenced(partition=0, end=1)",
+        f"{store(url).address.shown}: there is no partition 7, there are 0 to 1",
+        "Fenced(partition=1, end=0)",
     ]
 
 
