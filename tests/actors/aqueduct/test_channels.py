@@ -10,7 +10,18 @@ import pytest
 import trio
 from trio.testing import wait_all_tasks_blocked
 
-from levada.framework import OneshotReceiver, OneshotSender, Receiver, Sender, TerminalState, channel, message, oneshot
+from levada.actors.aqueduct import PeerConfig, RawMessage, connect, serve
+from levada.framework import (
+    ActorSystem,
+    OneshotReceiver,
+    OneshotSender,
+    Receiver,
+    Sender,
+    TerminalState,
+    channel,
+    message,
+    oneshot,
+)
 from levada.framework.errors import (
     ChannelCancelled,
     ChannelError,
@@ -459,9 +470,6 @@ async def test_a_forgotten_handle_is_noticed_at_the_other_side(
 async def test_a_handler_that_fails_gives_up_the_handles_of_its_message(
     autojump_clock: trio.testing.MockClock, caplog: pytest.LogCaptureFixture
 ) -> None:
-    from levada.actors.aqueduct import connect, serve
-    from levada.framework import ActorSystem
-
     async def fail(m: Parcel) -> None:
         raise ValueError("no such thing")
 
@@ -478,3 +486,42 @@ async def test_a_handler_that_fails_gives_up_the_handles_of_its_message(
                 await receiver.receive()
             assert trio.current_time() == began, "the sender's side waits for no timer"
     assert [record.getMessage().split(": ")[-1] for record in caplog.records] == ["a handler failed"]
+
+
+@pytest.mark.parametrize("raw", [False, True])
+async def test_a_channel_that_fills_up_before_its_message_is_opened_goes_on_when_it_is(raw: bool) -> None:
+    """The sender, who waits, is told that there is room, though nothing else is written then."""
+    opens, got = trio.Event(), list[Any]()
+
+    async def handler(m: Any) -> None:
+        receivers = m.attachments if raw else [m.receiver] if m.receiver is not None else []
+        if not receivers:
+            await opens.wait()
+        for receiver in receivers:
+            async for each in receiver:
+                got.append(each)
+
+    config = PeerConfig(max_handlers=1, core=AqueductConfig(mailbox=4))
+    kind = RawMessage if raw else Parcel
+    async with (
+        ActorSystem() as system,
+        serve(system, "aqueduct+memory://desk", handler, kind, config=config) as listener,
+        connect(system, listener.url, Parcel) as peer,
+        trio.open_nursery() as nursery,
+    ):
+        await peer.send(Parcel())
+        sender, receiver = channel(int)
+        await peer.send(Parcel(receiver=receiver))
+
+        async def produce() -> None:
+            async with sender:
+                for number in range(400):
+                    await sender.send(number)
+
+        nursery.start_soon(produce)
+        await wait_all_tasks_blocked()
+        assert (got, sender.state) == ([], TerminalState.OPEN)
+        opens.set()
+        await wait_all_tasks_blocked()
+        assert len(got) == 400
+        assert sender.state is TerminalState.FINISHED
