@@ -500,6 +500,15 @@ async def twice_within(system):
         yield
         yield
 
+async def yields_in_a_loop(system):
+    while True:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(lose)
+                yield
+        except Exception:
+            pass
+
 async def no_database(system):
     raise RuntimeError("no database")
     yield
@@ -580,6 +589,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["apps_for_serve:never"], "apps_for_serve:never ended without a yield; an app is an async generator function"),
         (["apps_for_serve:twice"], "apps_for_serve:twice yields more than once; an app is an async generator function"),
         (["apps_for_serve:twice_within"], "apps_for_serve:twice_within yields more than once; an app is an async"),
+        (["apps_for_serve:yields_in_a_loop"], "apps_for_serve:yields_in_a_loop yields again after an error; an app is"),
         (["apps_for_serve:app", "--cert", "c"], "--cert goes with --url; an app has its own settings"),
         (["apps_for_serve:app", "--url", "x://y"], "apps_for_serve:app is an app, which has its own URLs"),
         (["apps_for_serve:managed", "--url", "x://y"], "apps_for_serve:managed is an app, which has its own URLs"),
@@ -623,7 +633,7 @@ def test_a_mistake_is_one_line(
     code = cli.main(["serve", *arguments])
     said = capsys.readouterr()
     assert code == 2
-    assert said.out == (SERVES if "yields more than once" in complaint else "")
+    assert said.out == (SERVES if " yields more than once; " in complaint or " yields again " in complaint else "")
     assert said.err.startswith(f"levada: {complaint}"), said.err
     assert said.err.count("\n") == 1
 

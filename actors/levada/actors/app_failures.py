@@ -15,7 +15,16 @@ import trio
 from levada.framework.errors import ConfigurationError, LevadaError
 from levada.framework.text import asyncio_hint, text_of
 
-__all__ = ["INSTALLED", "AppImportFailed", "failure_text", "import_failed", "own_frames"]
+__all__ = [
+    "INSTALLED",
+    "AppImportFailed",
+    "ended_itself",
+    "failure_text",
+    "import_failed",
+    "own_frames",
+    "passed_app",
+    "says_enough",
+]
 
 INSTALLED: Final = frozenset({"site-packages", "dist-packages"})
 """The names of folders of installed packages."""
@@ -58,6 +67,27 @@ def failure_text(error: BaseException, target: str) -> str:
     if isinstance(error, BaseExceptionGroup):
         return "; ".join(failure_text(each, target) for each in error.exceptions)
     return _named(error) + ("" if isinstance(error, LevadaError | SystemExit) else _place(error, target))
+
+
+def ended_itself(error: BaseException) -> bool:
+    """Return whether an app ended by an error or by its own word (`sys.exit`, Ctrl-C), and nobody cancelled it; of a group, by nothing else."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(ended_itself(each) for each in error.exceptions)
+    return isinstance(error, Exception | SystemExit | KeyboardInterrupt)
+
+
+def says_enough(error: BaseException) -> bool:
+    """Return whether the line of an error says what to do: an error of levada, or an app's own word. Any other needs its traceback."""
+    if isinstance(error, BaseExceptionGroup):
+        return all(says_enough(each) for each in error.exceptions)
+    if isinstance(error, AppImportFailed):
+        return error.__cause__ is None or says_enough(error.__cause__)
+    return isinstance(error, LevadaError | SystemExit | KeyboardInterrupt)
+
+
+def passed_app(error: BaseException, target: str) -> bool:
+    """Return whether an error came through code of the app ``module:name``."""
+    return bool(_own(error, target))
 
 
 def own_frames(error: BaseException, target: str) -> None:
@@ -115,8 +145,8 @@ def _is_own(frame: FrameType, package: str) -> bool:
 def _named(error: BaseException) -> str:
     if isinstance(error, AppImportFailed):
         return str(error)
-    hint = asyncio_hint(error)
-    return f"{type(error).__name__}: {text_of(error)}" + (f": {hint}" if hint else "")
+    parts = (type(error).__name__, text_of(error), asyncio_hint(error))
+    return ": ".join(part for part in parts if part)
 
 
 def _place(error: BaseException, target: str) -> str:

@@ -14,13 +14,13 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Iterable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from types import TracebackType
-from typing import Any
+from typing import Any, Final
 
 from levada.actors.protocols import Served
 from levada.framework import ActorSystem
 from levada.framework.errors import ConfigurationError
 
-from .app_failures import import_failed
+from .app_failures import import_failed, passed_app
 
 __all__ = ["App", "app_of", "find", "freeze_heap", "importable", "listed", "reloaded"]
 
@@ -91,8 +91,41 @@ def freeze_heap() -> None:
     gc.freeze()
 
 
+_AGAIN: Final = ("generator didn't stop", "async generator ignored GeneratorExit")
+
+
+class _Checked(AbstractAsyncContextManager[Any, "bool | None"]):
+    """Runs an app's context manager. An async generator that yields again, after an error too, is a mistake of the app with a sentence."""
+
+    def __init__(self, context: AbstractAsyncContextManager[Any], target: str) -> None:
+        self._context = context
+        self._target = target
+
+    async def __aenter__(self) -> Any:
+        return await self._context.__aenter__()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> bool | None:
+        try:
+            return await self._context.__aexit__(kind, error, traceback)
+        except (RuntimeError, BaseExceptionGroup) as wrong:
+            if not _yielded_again(wrong, self._target):
+                raise
+            when = "more than once" if error is None else "again after an error"
+            raise ConfigurationError(f"{self._target} yields {when}; {_APP}") from None
+
+
+def _yielded_again(error: BaseException, target: str) -> bool:
+    """Return whether `asynccontextmanager` complains about a further yield. A nursery around that yield wraps how it ends the generator."""
+    if isinstance(error, BaseExceptionGroup):
+        return any(_yielded_again(each, target) for each in error.exceptions)
+    again = isinstance(error, RuntimeError) and str(error).startswith(_AGAIN)
+    return isinstance(error, GeneratorExit) or (again and not passed_app(error, target))
+
+
 class _Generated(AbstractAsyncContextManager[Any, "bool | None"]):
-    """Runs an app that is an async generator: as `asynccontextmanager` does, but a wrong number of yields is a mistake of the app."""
+    """Runs an app that is an async generator, as `asynccontextmanager` does, whose first step would complain without the app's name."""
 
     def __init__(self, steps: AsyncGenerator[Any, None], target: str) -> None:
         self._steps = steps
@@ -107,13 +140,7 @@ class _Generated(AbstractAsyncContextManager[Any, "bool | None"]):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> bool | None:
-        if kind is not None:
-            return await self._context.__aexit__(kind, error, traceback)
-        async for _ in self._steps:
-            wrong = ConfigurationError(f"{self._target} yields more than once; {_APP}")
-            await self._context.__aexit__(type(wrong), wrong, None)  # a nursery would wrap a GeneratorExit
-            raise wrong
-        return None
+        return await self._context.__aexit__(kind, error, traceback)
 
 
 def app_of(found: Any, target: str) -> App:
@@ -138,10 +165,10 @@ def app_of(found: Any, target: str) -> App:
         except TypeError as error:
             raise ConfigurationError(f"{target} is no app, as it does not take a system ({error}); {_APP}") from error
         if generates:
-            return _Generated(context, target)
+            context = _Generated(context, target)
         if not isinstance(context, AbstractAsyncContextManager):
             raise ConfigurationError(f"{target} gave {context!r}, expected an async context manager; {_APP}")
-        return context
+        return _Checked(context, target)
 
     return begin
 

@@ -129,6 +129,11 @@ class Quit:
     code: int
 
 
+@message("tests.nodes.Interrupt")
+class Interrupt:
+    """Let the actor raise what Ctrl-C raises."""
+
+
 @message("tests.nodes.QuitInATask")
 class QuitInATask:
     """Let a task of a nursery in the handler call `sys.exit`."""
@@ -136,8 +141,13 @@ class QuitInATask:
     code: int
 
 
-class Quitter(Actor[Quit | QuitInATask | Where]):
+class Quitter(Actor[Quit | QuitInATask | Interrupt | Where]):
     """Ends its process, as no actor should."""
+
+    @handles
+    def interrupt(self, m: Interrupt) -> None:
+        """Exit."""
+        raise KeyboardInterrupt
 
     @handles
     def where(self, m: Where) -> tuple[int, str]:
@@ -205,6 +215,19 @@ async def exits_late(system: ActorSystem) -> AsyncIterator[None]:
     sys.exit("cannot flush")
 
 
+async def interrupts(system: ActorSystem) -> AsyncIterator[None]:
+    """An app that ends its process as Ctrl-C does, before it is ready."""
+    raise KeyboardInterrupt
+    yield
+
+
+async def interrupts_late(system: ActorSystem) -> AsyncIterator[None]:
+    """An app that ends its process as Ctrl-C does, in a nursery, when it is to end."""
+    async with trio.open_nursery():
+        yield
+        raise KeyboardInterrupt
+
+
 async def slow_to_end(system: ActorSystem) -> AsyncIterator[None]:
     """An app that needs a second to end."""
     yield
@@ -248,6 +271,18 @@ async def yields_twice_within(system: ActorSystem) -> AsyncIterator[None]:
         nursery.start_soon(trio.sleep_forever)
         yield
         yield
+
+
+async def yields_in_a_loop(system: ActorSystem) -> AsyncIterator[None]:
+    """An app that begins again after an error."""
+    while True:
+        try:
+            async with trio.open_nursery() as nursery:
+                nursery.start_soon(trio.sleep_forever)
+                yield
+                raise RuntimeError("cannot flush")
+        except Exception:  # noqa: BLE001 - the mistake
+            pass
 
 
 def not_async(system: ActorSystem) -> Iterator[None]:

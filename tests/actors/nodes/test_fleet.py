@@ -263,6 +263,7 @@ async def test_an_app_that_fails_is_an_error_of_the_block_with_its_traceback(
     [
         ("fails_in_a_task", r"RuntimeError: no such queue \(.*/?apps.py:\d+\)"),
         ("exits", "SystemExit: SHOP_DATABASE is not set"),
+        ("interrupts", r"KeyboardInterrupt \(.*/?apps.py:\d+\)"),
     ],
 )
 async def test_an_app_that_fails_in_a_task_or_exits_is_an_error_that_says_why(
@@ -417,6 +418,8 @@ async def test_nodes_start_when_the_current_folder_was_removed(
     [
         ("fails_late", "RuntimeError: cannot flush"),
         ("exits_late", "SystemExit: cannot flush"),
+        ("interrupts_late", "KeyboardInterrupt ("),
+        ("yields_in_a_loop", "ConfigurationError: tests.actors.nodes.apps:yields_in_a_loop yields more than once"),
         ("yields_twice", "ConfigurationError: tests.actors.nodes.apps:yields_twice yields more than once"),
         (
             "yields_twice_within",

@@ -28,7 +28,22 @@ from levada.framework import ActorSystem, Failed, Lost, restart
 from levada.framework.errors import ConfigurationError, ConnectionClosed, HandleNotForwardable
 from levada.transports.carriers import unix
 
-from .apps import Add, Ask, Counter, Facts, Friend, Quit, QuitInATask, Quitter, Reporter, app, forks, not_async, talks
+from .apps import (
+    Add,
+    Ask,
+    Counter,
+    Facts,
+    Friend,
+    Interrupt,
+    Quit,
+    QuitInATask,
+    Quitter,
+    Reporter,
+    app,
+    forks,
+    not_async,
+    talks,
+)
 from .processes import ROOT, START, driver, gone, is_alive, processes_of
 from .single import Where
 
@@ -236,23 +251,26 @@ async def test_an_impossible_setting_is_an_error_of_the_block(setting: dict[str,
                 pass
 
 
+@pytest.mark.parametrize(
+    ("quits", "code", "said"), [(Quit(4), 4, "SystemExit: 4"), (Interrupt(), 130, "KeyboardInterrupt")]
+)
 async def test_an_actor_that_calls_exit_ends_its_node_with_that_code_and_a_line_in_the_log(
-    caplog: pytest.LogCaptureFixture,
+    quits: Quit | Interrupt, code: int, said: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     async with (
         ActorSystem() as system,
         local_nodes(system, 1, app) as nodes,
         nodes.events() as events,
     ):
-        (await nodes.spawn(Quitter)).tell(Quit(4))
+        (await nodes.spawn(Quitter)).tell(quits)
         event = await events.receive()
         assert isinstance(event, NodeDown)
         assert isinstance(event.reason, Failed)
         assert isinstance(event.reason.error, NodeLost)
-        assert event.reason.error.exit_code == 4
-        assert "ended by an actor: SystemExit: 4 … SystemExit: 4" in str(event.reason.error)
+        assert event.reason.error.exit_code == code
+        assert f"ended by an actor: {said} … {said}" in str(event.reason.error)
     (record,) = [r for r in caplog.records if "ended by an actor" in r.getMessage() and r.levelname == "ERROR"]
-    assert record.getMessage().startswith("n0: levada.actors.nodes: ended by an actor: SystemExit: 4\n    Traceback")
+    assert record.getMessage().startswith(f"n0: levada.actors.nodes: ended by an actor: {said}\n    Traceback")
 
 
 @pytest.mark.parametrize("quits", [Quit(4), Quit(0), QuitInATask(4)], ids=str)

@@ -136,12 +136,15 @@ class _Process:
         except* NodeLost as group:
             log.error("%s", _first(group))
             code = 1
-        except* SystemExit as group:  # of an actor; an app's is its failure
+        except* (SystemExit, KeyboardInterrupt) as group:  # of an actor; an app's is its failure
             error = _first(group)
-            assert isinstance(error, SystemExit)
             error.__suppress_context__ = True  # how the system ended because of it
-            log.error("ended by an actor: SystemExit: %s", error, exc_info=error)
-            code = error.code if isinstance(error.code, int) else 1
+            if isinstance(error, SystemExit):
+                log.error("ended by an actor: SystemExit: %s", error, exc_info=error)
+                code = error.code if isinstance(error.code, int) else 1
+            else:
+                log.error("ended by an actor: KeyboardInterrupt", exc_info=error)
+                code = 130
         if self._lost:
             self._heart.join(_NOTICED_WITHIN)  # it removes the fleet's sockets
             log.warning("%s", self._lost)

@@ -15,7 +15,7 @@ from typing import Any, Final, TypeVar
 import attrs
 import trio
 
-from levada.actors.app_failures import AppImportFailed, failure_text, own_frames
+from levada.actors.app_failures import AppImportFailed, ended_itself, failure_text, own_frames, says_enough
 from levada.actors.apps import app_of, find, listed, reloaded
 from levada.actors.aqueduct import Peer, connect_over
 from levada.actors.aqueduct.schema import schemas
@@ -219,7 +219,9 @@ class _Body:
                 # Sent before any actor ends, so that the driver knows why they end.
                 await welcome.node.ask(Leaving(), timeout=None)
                 await side.leave(self.drain_timeout, last=False)
-        except (Exception, SystemExit) as error:
+        except BaseException as error:
+            if not ended_itself(error):
+                raise
             text = failure_text(error, welcome.app)
             logger.debug("the whole traceback of what ended the app", exc_info=error)
             own_frames(error, welcome.app)
@@ -229,9 +231,8 @@ class _Body:
                     "the app has failed while it started, and was to end: %s", text, extra={"event": "app_ended"}
                 )
             else:
-                # An error of levada and the text of sys.exit say what to do. Any other error is the app's and needs its traceback.
                 cause = error.__cause__ if isinstance(error, AppImportFailed) else error
-                shown = None if isinstance(cause, LevadaError | SystemExit) else cause
+                shown = None if says_enough(error) else cause
                 logger.error("the app has failed: %s", text, exc_info=shown, extra={"event": "app_failed"})
                 failure = NodeLost(text, node=welcome.name)
                 welcome.node.tell(AppFailed(text[:1000], "".join(traceback.format_exception(error))[-20_000:]))
