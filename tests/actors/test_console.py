@@ -569,7 +569,11 @@ async def test_nodes_and_their_trees(tmp_path: Path) -> None:
     assert snapshot.nodes[0].snapshot == there
     lines = text(snapshot, previous=snapshot).splitlines()
     assert lines[2] == "nodes: 1 up, 1 down"
-    shown = [line.split() for line in lines[-3:]]
+    named = [line.split()[0] for line in lines]
+    assert named[-1].startswith("$"), "the console's own actors come last"
+    begin = named.index("n0")
+    assert "office" in named[4:begin]
+    shown = [line.split() for line in lines[begin : begin + 3]]
     assert shown[0] == ["n0", "node", "up", "0", "1", "2", "process", "7", "on", "box"]
     assert shown[1][:5] == ["clerk", "Clerk", "idle", "0", "1"]
     assert shown[2] == ["n1", "node", "down", "0", "0", "it\\x1b", "is", "starting"]

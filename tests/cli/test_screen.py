@@ -101,6 +101,15 @@ def test_actors_of_nodes_are_below_their_node() -> None:
     ]
 
 
+def test_without_a_terminal_levadas_own_actors_of_the_driver_come_behind_the_nodes() -> None:
+    """Else they would hide the program's actors, which are on the nodes."""
+    shop = attrs.evolve(SHOP, actors=(SHOP.actors[0], row("/shop", "Shop"), row("/$5", "Console", own=False)))
+    node = NodeSnapshot(name="n0", state="up", pid=8, host="vm", restarts=0, snapshot=shop)
+    shown = text(snapshot(row("/$1", "Console", own=False), row("/desk", "Desk"), nodes=(node,))).splitlines()
+    at = next(number for number, line in enumerate(shown) if line.startswith("actor "))
+    assert [line.split()[0] for line in shown[at + 1 :]] == ["/", "desk", "n0", "shop", "$5", "$1"]
+
+
 def test_failures_of_nodes_are_counted_without_a_terminal_too() -> None:
     failed = attrs.evolve(SHOP, statistics=attrs.evolve(SHOP.statistics, actors=6, failures=3), stalls=((9.0, 3.5),))
     node = NodeSnapshot(name="n0", state="up", pid=8, host="vm", restarts=0, snapshot=failed)

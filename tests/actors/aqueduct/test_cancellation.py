@@ -183,6 +183,35 @@ async def test_leaving_may_be_cancelled(start: Start, autojump_clock: MockClock)
         assert receiver.state is theirs.state is TerminalState.CONNECTION_LOST
 
 
+async def test_a_server_whose_end_is_cancelled_while_its_client_does_not_know_ends_at_once(
+    autojump_clock: MockClock,
+) -> None:
+    """The client's answer would take two seconds; it hears of the loss as soon as that is possible."""
+
+    async def take(m: Parcel) -> None:
+        pass
+
+    config = PeerConfig(carrier=MemoryConfig(shape="connection", latency=1.0))
+    async with (
+        ActorSystem() as system,
+        serve(system, "aqueduct+memory://desk", take, Parcel, config=config) as listener,
+        connect(system, listener.url, Parcel, config=config) as peer,
+    ):
+        await peer.send(Parcel())
+        await trio.sleep(5.0)
+        (serving,) = listener.peers
+        began = trio.current_time()
+        with trio.move_on_after(0.5) as scope:
+            await serving.aclose()
+        assert scope.cancelled_caught
+        await serving.terminated()
+        assert trio.current_time() == pytest.approx(began + 0.5)
+        assert not listener.peers
+        assert peer.entry.state is TerminalState.OPEN
+        await peer.terminated()
+        assert trio.current_time() == pytest.approx(began + 1.5, abs=0.02)
+
+
 async def test_a_server_that_never_greets_can_be_given_up(autojump_clock: MockClock) -> None:
     from levada.transports.carriers import listen
 

@@ -150,6 +150,8 @@ def tree(
 ) -> Iterator[ShownRow]:
     """Yield the lines of each process: the program's own actors, then levada's, each as a tree. The roots have none.
 
+    Levada's actors of the first process come last, behind the nodes: of a driver there are dozens, and the program's actors are on the nodes.
+
     Args:
         found: what `entries` returned.
         internals: whether levada's own actors are among them.
@@ -169,8 +171,10 @@ def tree(
             yield ShownRow(_name(node[0]), *node)
             if name in folded:
                 continue
-        for own in (True, False) if internals else (True,):
+        for own in (True, False) if internals and name else (True,):
             yield from _branch([entry for entry in those if entry[0].own is own], name, folded, depth)
+    if internals:
+        yield from _branch([entry for entry in processes[0][1] if not entry[0].own], "", folded, depth)
 
 
 def _branch(found: Sequence[Entry], node: str, folded: Collection[str], depth: int | None) -> Iterator[ShownRow]:
