@@ -68,6 +68,37 @@ async def test_the_senders_in_it_say_why_and_the_next_message_is_read(
     assert [record.getMessage().partition(" cannot be read: ")[2] for record in said] == [CAUSE]
 
 
+async def test_it_is_read_late_and_its_senders_say_why_at_once(autojump_clock: trio.testing.MockClock) -> None:
+    """Behind a handler that takes its time, and leaves nothing to write."""
+
+    async def slow(m: Wanted) -> None:
+        held.append(m.answer)
+        await trio.sleep(100)
+
+    held: list[OneshotSender[str]] = []
+    one_at_a_time = PeerConfig(schema="off", max_handlers=1)
+    async with (
+        ActorSystem() as system,
+        serve(system, "aqueduct+memory://desk", slow, message_type=Wanted, config=one_at_a_time) as listener,
+        connect(system, listener.url, object, config=UNCHECKED) as peer,
+    ):
+        answer, answered = oneshot(str)
+        many, numbers = channel(int)
+        one, number = oneshot(int)
+        back, receiver = channel(int)
+        began = trio.current_time()
+        await peer.send(Wanted(answer))
+        await peer.send(Other("x", many, one, receiver))
+        with trio.fail_after(200):
+            for waiting in (numbers.receive, number.receive):
+                with pytest.raises(ChannelCancelled, match=f"could not read the message .*: {CAUSE}$"):
+                    await waiting()
+            assert await back.terminated() is TerminalState.RECEIVER_CLOSED
+        assert trio.current_time() - began == 100
+        held[0].send("late")
+        assert await answered == "late"
+
+
 @pytest.mark.ci
 async def test_a_client_that_has_no_message_classes_sees_its_senders_cancelled() -> None:
     """One that does not say that it writes messages of the codec may not know what the explanation is."""
