@@ -118,9 +118,7 @@ class handles(_Handler[M_co, A_co]):  # noqa: N801 - a decorator
             if inspect.isfunction(message_types[0]):
                 return mark(message_types[0], ())
             found = message_types[0]
-            if hasattr(found, "__wrapped__") and not isinstance(
-                found, type
-            ):  # such as functools.cache around the method
+            if hasattr(found, "__wrapped__") and not isinstance(found, type):  # functools.cache around it
                 raise _no_method(found, getattr(found, "__qualname__", text_of(found, repr)))
             if isinstance(found, (*_DESCRIPTORS, functools.partial, functools.partialmethod)):
                 raise _no_method(found, text_of(found, repr))
