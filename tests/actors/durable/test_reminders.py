@@ -93,9 +93,9 @@ class Clock(Durable[Plan | Ring | Seen | Drop]):
 class World(trio.abc.Clock):
     """A clock that the tests set, and trio's with it: pytest-trio takes a test's argument for that."""
 
-    def __init__(self) -> None:
+    def __init__(self, rate: float = 0.0) -> None:
         self.now = 1000.0
-        self._clock = trio.testing.MockClock()
+        self._clock = trio.testing.MockClock(rate)
 
     def start_clock(self) -> None:
         self._clock.start_clock()

@@ -63,13 +63,13 @@ from tests.actors.durable.test_erasing import (  # noqa: F401
     test_reminders_of_an_erased_entity_are_gone_from_the_files,
 )
 from tests.actors.durable.test_reminders import (  # noqa: F401
+    World,
     test_a_late_reminder_comes_after_a_restart_and_only_once,
     test_a_reminder_comes_at_its_time,
     test_a_reminder_may_set_the_next_one,
     test_a_reminder_of_a_failing_handler_is_not_set,
     test_a_reminder_replaces_another_with_its_key_and_may_be_forgotten,
     test_reminders_outlive_snapshots_of_their_shard,
-    world,
 )
 from tests.actors.postgres.cluster import Cluster
 
@@ -79,6 +79,12 @@ pytestmark = pytest.mark.release
 @pytest.fixture
 def tmp_path(url: str) -> str:
     return url
+
+
+@pytest.fixture
+def world() -> World:
+    """Time also passes by itself: a jump while the server is asked is a time-out, after which the shard waits and asks again."""
+    return World(rate=1.0)
 
 
 def rows(server: Cluster, url: str) -> list[dict[str, Any]]:
