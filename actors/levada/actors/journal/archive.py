@@ -390,7 +390,8 @@ class Archive:
     def _read(self, shard: int, file: ArchiveFile) -> pa.Table:
         data = self.disk.read(f"{_folder(shard)}/{file.name}")
         with _errors(f"{self.disk.shown}/{_folder(shard)}/{file.name}"):
-            return pyarrow.parquet.read_table(pa.BufferReader(data))
+            # Without threads: a program that ends while Arrow's threads hold Python's bytes may be aborted.
+            return pyarrow.parquet.ParquetFile(pa.BufferReader(data)).read(use_threads=False)
 
     def _write(self, shard: int, file: ArchiveFile, rows: pa.Table) -> None:
         sink = pa.BufferOutputStream()
