@@ -251,6 +251,14 @@ class MoreRightAnswers(RightAnswers):
     def get(self, m: Get) -> bool:
         return super().get(m)
 
+    @handles
+    def held(self, m: Held[str] | Add) -> str:
+        return ""
+
+    @handles
+    def get_or_add(self, m: Get) -> int:  # type: ignore[override]
+        return 1
+
     async def use(self) -> None:
         assert_type(self.get(Get()), bool)
         assert_type(await self.get_soon(GetSoon()), int)

@@ -38,6 +38,7 @@ __all__ = [
 ]  # fmt: skip
 
 M_co = TypeVar("M_co", covariant=True)
+M_contra = TypeVar("M_contra", contravariant=True)
 A_co = TypeVar("A_co", covariant=True)
 M = TypeVar("M")
 R = TypeVar("R")
@@ -60,7 +61,7 @@ class _Handler(Generic[M_co, A_co]):
 
     pyright finds both types by ``handles.__new__``, then binds them to the ``self`` of this ``__init__``.  An `Answered` fixes its `R`, so an
     answer of another type does not fit; a message that is not a question is `Unasked`, and leaves `R` to the answer.  mypy reads the
-    ``__new__`` alone.
+    ``__new__`` alone.  A handler is covariant in its message only here: one that overrides another may take more, and not less.
     """
 
     if TYPE_CHECKING:
@@ -69,20 +70,8 @@ class _Handler(Generic[M_co, A_co]):
             self: _Handler[Unasked | Answered[R], R | Awaitable[R | None] | None], *message_types: Any
         ) -> None: ...
 
-        @overload
-        def __get__(self, actor: None, owner: type) -> Callable[[Any, M_co], A_co]: ...
-        @overload
-        def __get__(self, actor: object, owner: type) -> Callable[[M_co], A_co]: ...
-        def __get__(self, actor: object, owner: type) -> Any: ...
 
-        @overload  # what a decorator above `handles` takes
-        def __call__(self, actor: Any, message: M_co, /) -> A_co: ...  # type: ignore[misc]
-        @overload  # what pyright compares with the method of a protocol
-        def __call__(self, m: M_co) -> A_co: ...  # type: ignore[misc]
-        def __call__(self, *message: Any, **named: Any) -> Any: ...
-
-
-class handles(_Handler[M_co, A_co]):  # noqa: N801 - a decorator
+class handles(_Handler[M_contra, A_co]):  # type: ignore[type-var]  # pyright: ignore[reportInvalidTypeArguments]  # noqa: N801
     """Mark a method as the handler of a class of messages, a union of classes, or several.
 
     Bare ``@handles`` reads the annotation of the method's parameter; ``@handles(T)`` always works.  The method may be sync or async.
@@ -92,7 +81,7 @@ class handles(_Handler[M_co, A_co]):  # noqa: N801 - a decorator
     @overload
     def __new__(cls, *message_types: type | types.UnionType | None) -> _Marks: ...
     @overload
-    def __new__(cls, function: Callable[[S, M_co], A_co], /) -> handles[M_co, A_co]: ...  # pyright: ignore[reportOverlappingOverload]
+    def __new__(cls, function: Callable[[S, M_contra], A_co], /) -> handles[M_contra, A_co]: ...  # pyright: ignore[reportOverlappingOverload]
     @overload
     def __new__(cls, *message_types: Any) -> _Marks: ...
     def __new__(cls, *message_types: Any) -> Any:  # noqa: D102 - the class says it
@@ -123,6 +112,20 @@ class handles(_Handler[M_co, A_co]):  # noqa: N801 - a decorator
             if isinstance(found, (*_DESCRIPTORS, functools.partial, functools.partialmethod)):
                 raise _no_method(found, text_of(found, repr))
         return mark
+
+    if TYPE_CHECKING:
+
+        @overload
+        def __get__(self, actor: None, owner: type) -> Callable[[Any, M_contra], A_co]: ...
+        @overload
+        def __get__(self, actor: object, owner: type) -> Callable[[M_contra], A_co]: ...
+        def __get__(self, actor: object, owner: type) -> Any: ...
+
+        @overload  # what a decorator above `handles` takes
+        def __call__(self, actor: Any, message: M_contra, /) -> A_co: ...
+        @overload  # what pyright compares with the method of a protocol
+        def __call__(self, m: M_contra) -> A_co: ...
+        def __call__(self, *message: Any, **named: Any) -> Any: ...  # noqa: D102
 
 
 if TYPE_CHECKING:
